@@ -1,0 +1,3 @@
+//! TokenTriage: an LLM gateway that governs.
+
+fn main() {}
