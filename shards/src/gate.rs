@@ -1,1 +1,117 @@
+//! The two decisions. Gate A ([`before_body`]) runs before the body is read and knows the endpoint; gate B
+//! ([`after_parse`]) runs when model and prompt are known.
+//!
+//! A gate walks the limits of a [`NodePlan`](crate::plan::NodePlan) in order and stops at the first enforcing one that
+//! is over. Neither waits, hashes, reads a clock or allocates on the way to an admission. What was taken is in [`Held`]
+//! and comes back on every way out. `request.rs` is the caller.
 
+mod after_parse;
+mod before_body;
+mod held;
+
+use std::sync::Arc;
+
+pub use after_parse::{Ask, after_failover, after_parse};
+pub use before_body::before_body;
+pub use held::Held;
+use smallvec::SmallVec;
+
+use crate::limit::Limit;
+use crate::plan::Armed;
+use crate::rate::{RateParams, Standing};
+use crate::refusal::Refusal;
+use crate::suspend::Suspensions;
+
+/// A refusal is a normal answer.
+#[derive(Debug)]
+#[must_use = "an ignored verdict admits everyone"]
+pub enum Verdict {
+    Admitted,
+    /// [`Passed::held`] is empty again: leases and reserves taken on the way are returned. An rpm count stays.
+    Refused(Box<Refusal>),
+}
+
+/// What both gates leave behind for one request. Reused from request to request: [`Passed::clear`].
+#[derive(Debug, Default)]
+pub struct Passed {
+    pub held: Held,
+    /// Shadow limits that would have refused. Also filled when another limit refused.
+    pub shadow: SmallVec<[Arc<str>; 2]>,
+    pub suspended: Suspensions,
+    /// Enforcing rate limits as they stood after this request was counted, for the response headers.
+    pub facts: SmallVec<[RateFact; 6]>,
+    /// The largest tpm reserve held, for the row.
+    pub reserved_tokens: u64,
+}
+
+impl Passed {
+    /// Ready for the next request. Whatever is still held goes back.
+    pub fn clear(&mut self) {
+        self.held.give_back();
+        self.shadow.clear();
+        self.suspended.clear();
+        self.facts.clear();
+        self.reserved_tokens = 0;
+    }
+
+    /// Callers are told about limits that can refuse them; a shadow limit must not slow anyone down.
+    fn note(&mut self, armed: &Armed, rate: &RateParams, standing: Standing) {
+        if armed.limit.is_enforcing() {
+            self.facts.push(RateFact::new(&armed.limit, rate, standing));
+        }
+    }
+
+    fn refuse(&mut self, mut refusal: Refusal) -> Verdict {
+        self.held.give_back();
+        self.reserved_tokens = 0;
+        refusal.suspended = self.suspended.clone();
+        Verdict::Refused(Box::new(refusal))
+    }
+}
+
+/// What one limit says.
+enum Answer {
+    Under,
+    Over(Refusal),
+}
+
+/// The walk of both gates: the first enforcing limit that is over answers, shadow limits that are over are noted, and
+/// amounts are never compared.
+fn walk(armed: &[Armed], passed: &mut Passed, mut ask: impl FnMut(&Armed, &mut Passed) -> Answer) -> Verdict {
+    for armed in armed {
+        match ask(armed, passed) {
+            Answer::Under => {}
+            Answer::Over(refusal) if armed.limit.is_enforcing() => return passed.refuse(refusal),
+            Answer::Over(_) => passed.shadow.push(armed.limit.id.clone()),
+        }
+    }
+    Verdict::Admitted
+}
+
+/// One rate limit as a caller may see it. Frozen when it was counted: headers and row show this, never a later look.
+#[derive(Clone, Debug)]
+pub struct RateFact {
+    pub limit: Arc<Limit>,
+    /// The amount as enforced now: this replica's share under `store: share`.
+    pub limit_amount: u64,
+    pub burst: u64,
+    pub remaining: u64,
+    /// Until everything is there again.
+    pub reset_ms: u64,
+    /// Until one unit more than `remaining`; 0 when nothing is missing.
+    pub next_ms: u64,
+}
+
+impl RateFact {
+    /// Rounds up, so that nobody is told to come too early.
+    pub fn new(limit: &Arc<Limit>, rate: &RateParams, standing: Standing) -> RateFact {
+        RateFact {
+            limit: limit.clone(),
+            limit_amount: rate.amount(),
+            burst: rate.burst(),
+            remaining: standing.remaining,
+            reset_ms: standing.reset_ns.div_ceil(1_000_000),
+            next_ms: standing.next_ns.div_ceil(1_000_000),
+        }
+    }
+}

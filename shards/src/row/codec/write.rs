@@ -1,0 +1,128 @@
+//! A row to its line.
+
+use std::sync::Arc;
+
+use super::VERSION;
+use crate::refusal::text::{integer, json_string};
+use crate::row::{Outcome, RefusedBy, Row, instant};
+use crate::suspend::Reason;
+use crate::units::WallMs;
+
+/// Appends one row as one line, newline included.
+pub fn encode(row: &Row, replica: &str, out: &mut Vec<u8>) {
+    let mut line = Line { out };
+    line.number("{\"v\":", VERSION.into());
+    line.number(",\"seq\":", row.seq);
+    line.instant(",\"ts\":\"", row.ts);
+    line.instant(",\"end\":\"", row.end);
+    line.word(",\"request_id\":\"", row.request_id.as_str());
+    line.text(",\"replica\":", replica);
+    line.text(",\"node\":", row.node.as_str());
+    line.maybe(",\"key_id\":", row.key_id.as_deref(), Line::text);
+    line.word(",\"endpoint\":\"", row.endpoint.as_str());
+    line.text(",\"model\":", &row.model);
+    line.maybe(",\"upstream\":", row.upstream.as_deref(), Line::text);
+    line.word(",\"decision\":\"", row.decision.as_str());
+    line.maybe(",\"outcome\":", row.outcome.map(Outcome::as_str), Line::text);
+    line.number(",\"attempts\":", row.attempts.into());
+    line.maybe(",\"refused_by\":", row.refused_by.as_ref(), Line::refused_by);
+    line.list(",\"shadow\":[", row.shadow.iter().map(|id| &**id));
+    line.list(",\"suspended\":[", row.suspended.iter().map(|(id, _)| &**id));
+    line.reasons(",\"suspended_reasons\":{", &row.suspended);
+    line.number(",\"status\":", row.status.into());
+    line.flag(",\"forwarded\":", row.forwarded);
+    line.flag(",\"stream\":", row.stream);
+    line.number(",\"usage\":{\"input\":", row.usage.input);
+    line.number(",\"output\":", row.usage.output);
+    line.number(",\"cached_input\":", row.usage.cached_input);
+    line.number(",\"cache_write\":", row.usage.cache_write);
+    line.number(",\"reasoning\":", row.usage.reasoning);
+    line.word(",\"source\":\"", row.usage.source.as_str());
+    line.maybe("},\"cost_nanousd\":", row.cost.map(|cost| cost.0), Line::number);
+    line.word(",\"price\":\"", row.price.as_str());
+    line.number(",\"reserved_tokens\":", row.reserved_tokens);
+    line.number(",\"latency_us\":", row.latency_us);
+    line.maybe(",\"first_byte_us\":", row.first_byte_us, Line::number);
+    line.number(",\"overhead_us\":", row.overhead_us);
+    line.maybe(",\"traceparent\":", row.traceparent.as_deref(), Line::text);
+    line.raw("}\n");
+}
+
+/// Writes `key` (punctuation included) and a value behind it.
+struct Line<'o> {
+    out: &'o mut Vec<u8>,
+}
+
+impl Line<'_> {
+    fn raw(&mut self, text: &str) {
+        self.out.extend_from_slice(text.as_bytes());
+    }
+
+    fn number(&mut self, key: &str, value: u64) {
+        self.raw(key);
+        integer(value, self.out);
+    }
+
+    fn flag(&mut self, key: &str, value: bool) {
+        self.raw(key);
+        self.raw(if value { "true" } else { "false" });
+    }
+
+    /// A word of ours that needs no escaping; the opening quote is part of the key.
+    fn word(&mut self, key: &str, value: &str) {
+        self.raw(key);
+        self.raw(value);
+        self.raw("\"");
+    }
+
+    fn text(&mut self, key: &str, value: &str) {
+        self.raw(key);
+        if value.bytes().all(|byte| !matches!(byte, b'"' | b'\\' | 0..0x20)) {
+            self.out.push(b'"');
+            self.raw(value);
+            return self.out.push(b'"');
+        }
+        json_string(value, self.out);
+    }
+
+    fn instant(&mut self, key: &str, value: WallMs) {
+        self.raw(key);
+        instant::encode(value, self.out);
+        self.raw("\"");
+    }
+
+    fn maybe<T>(&mut self, key: &str, value: Option<T>, write: fn(&mut Self, &str, T)) {
+        match value {
+            Some(value) => write(self, key, value),
+            None => {
+                self.raw(key);
+                self.raw("null");
+            }
+        }
+    }
+
+    fn list<'t>(&mut self, key: &str, values: impl Iterator<Item = &'t str>) {
+        self.raw(key);
+        for (place, value) in values.enumerate() {
+            self.text(if place == 0 { "" } else { "," }, value);
+        }
+        self.raw("]");
+    }
+
+    fn reasons(&mut self, key: &str, reasons: &[(Arc<str>, Reason)]) {
+        self.raw(key);
+        for (place, (id, reason)) in reasons.iter().enumerate() {
+            self.text(if place == 0 { "" } else { "," }, id);
+            self.word(":\"", reason.as_str());
+        }
+        self.raw("}");
+    }
+
+    fn refused_by(&mut self, key: &str, by: &RefusedBy) {
+        self.raw(key);
+        self.text("{\"limit_id\":", &by.limit_id);
+        self.text(",\"node\":", by.node.as_str());
+        self.word(",\"limit_type\":\"", by.limit_type.as_str());
+        self.raw("}");
+    }
+}
