@@ -1,1 +1,54 @@
+//! The two clocks of the process, read once per request and passed on as plain numbers.
+//!
+//! Monotonic time counts nanoseconds since the process started; it never steps back. Wall time is Unix
+//! milliseconds from the kernel's coarse clock (one tick, 4 ms at HZ=250, is finer than any period here).
 
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// The instant from which monotonic nanoseconds count. One per process, so that cores agree.
+static ORIGIN: OnceLock<Instant> = OnceLock::new();
+
+/// Nanoseconds since the first call in this process. Never waits.
+pub fn mono_ns() -> u64 {
+    let origin = ORIGIN.get_or_init(Instant::now);
+    u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The monotonic instant `ns` after the process's origin, for timers.
+pub(crate) fn instant_at(ns: u64) -> Instant {
+    *ORIGIN.get_or_init(Instant::now) + std::time::Duration::from_nanos(ns)
+}
+
+/// Unix time in milliseconds, from the coarse real-time clock. Never waits.
+pub fn wall_ms() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a live timespec; the call only writes to it.
+    let rc = unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &mut now) };
+    if rc != 0 {
+        // Kernels without the coarse clock: the precise one always exists.
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        return since.map_or(0, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
+    }
+    now.tv_sec.saturating_mul(1000).saturating_add(now.tv_nsec / 1_000_000)
+}
+
+/// Wall time minus monotonic time in nanoseconds at this instant: what aligns windows to the Unix epoch.
+pub fn wall_offset_ns() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let wall_ns = since.map_or(0, |age| i64::try_from(age.as_nanos()).unwrap_or(i64::MAX));
+    wall_ns.saturating_sub(i64::try_from(mono_ns()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_coarse_clock_is_within_a_tick_of_the_precise_one() {
+        let precise = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+        let coarse = wall_ms();
+        assert!((coarse - precise).abs() < 1_000, "coarse {coarse}, precise {precise}");
+        assert!(mono_ns() <= mono_ns());
+    }
+}

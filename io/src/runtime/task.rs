@@ -1,0 +1,90 @@
+//! Tasks of one core, and events between them.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+/// Runs a task on this core. A panic ends the task alone: it is caught, told to `on_panic`, and the core lives on.
+/// Whatever the task held is given back by `Drop` while it unwinds.
+pub fn spawn(task: impl Future<Output = ()> + 'static, on_panic: impl FnOnce() + 'static) {
+    monoio::spawn(async move {
+        let mut task = pin!(task);
+        let guarded = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(())) => Poll::Ready(true),
+            Err(_) => Poll::Ready(false),
+        });
+        if !guarded.await {
+            on_panic();
+        }
+    });
+}
+
+/// A one-way switch that many tasks of one core may wait for, such as "this core drains".
+#[derive(Default)]
+pub struct Event {
+    set: Cell<bool>,
+    waiting: RefCell<Vec<Option<Waker>>>,
+    free: RefCell<Vec<usize>>,
+}
+
+impl Event {
+    /// Whether the event has happened.
+    pub fn is_set(&self) -> bool {
+        self.set.get()
+    }
+
+    /// Makes the event happen and wakes everyone who waits.
+    pub fn set(&self) {
+        self.set.set(true);
+        for waker in self.waiting.borrow_mut().iter_mut().filter_map(Option::take) {
+            waker.wake();
+        }
+    }
+
+    /// A place in the waiting room; giving it up costs nothing.
+    pub fn waiter(&self) -> Waiter<'_> {
+        let seat = self.free.borrow_mut().pop().unwrap_or_else(|| {
+            let mut waiting = self.waiting.borrow_mut();
+            waiting.push(None);
+            waiting.len() - 1
+        });
+        Waiter { event: self, seat }
+    }
+
+    /// Waits until the event has happened.
+    pub async fn wait(&self) {
+        let waiter = self.waiter();
+        poll_fn(|cx| waiter.poll(cx)).await;
+    }
+}
+
+/// One waiting task's seat at an [`Event`].
+pub struct Waiter<'e> {
+    event: &'e Event,
+    seat: usize,
+}
+
+impl Waiter<'_> {
+    /// Ready once the event has happened.
+    pub fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.event.set.get() {
+            return Poll::Ready(());
+        }
+        let mut waiting = self.event.waiting.borrow_mut();
+        match &mut waiting[self.seat] {
+            Some(waker) => waker.clone_from(cx.waker()),
+            empty => *empty = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.event.waiting.borrow_mut()[self.seat] = None;
+        self.event.free.borrow_mut().push(self.seat);
+    }
+}
