@@ -1,3 +1,17 @@
-//! TokenTriage: an LLM gateway that governs.
+//! TokenTriage: an LLM gateway that governs. Introduces the commands to the parts that carry them out.
 
-fn main() {}
+use std::process::ExitCode;
+
+use tokentriage::boot;
+use tokentriage::cli::{self, Bodies, Failure, Outcome};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    cli::main(&Bodies { run: boot::command, keys: cli::keys::run, query: cli::query::run, mock })
+}
+
+fn mock(args: cli::MockArgs) -> Outcome {
+    tokentriage::mock::run(&args).map_err(|error| Failure::Runtime(format!("mock: {error}")))
+}

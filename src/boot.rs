@@ -1,0 +1,348 @@
+//! Starting and stopping, in order, on one page.
+//!
+//! ```text
+//! config → name → descriptors → ledger (lock, catch up) → keys → mock → rules → ports → accountant → cores → control
+//! SIGTERM → readiness off → cores drain → accountant writes the last rows → checkpoint → exit 0
+//! ```
+//!
+//! A thread that dies of a panic ends the process, loudly: a gateway with a missing core is worse than a restart.
+
+use std::fs::DirBuilder;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::thread::JoinHandle;
+
+use io::clock;
+use io::doorbell::doorbell;
+use io::ring::{Pager, ring};
+use io::runtime::{DriverChoice, TlsError};
+use io::upstream::Resolver;
+use shards::rate::Clock0;
+use shards::registry::Registry;
+use shards::units::MonoNs;
+
+use crate::accountant_core;
+use crate::cli::{Failure, Outcome, RunArgs};
+use crate::config::{self, Auto, BaseUrl, Driver, Errors, Loaded, Origin, Surroundings};
+use crate::control::{self, Control};
+use crate::data_core::{self, Start};
+use crate::keys::{KeyFileError, KeyStore};
+use crate::ledger::LedgerState;
+use crate::metrics::CoreMetrics;
+use crate::rules::Rules;
+use crate::shared::{CoreSeen, Shared};
+
+/// Rows a core may be ahead of the accountant before they wait in its own overflow.
+const TEE_ROWS: usize = 4_096;
+/// And the overflow: past it rows are dropped and counted. 16,384 rows x 0.5 KB = 8 MB a core at worst.
+const OVERFLOW_ROWS: usize = 16_384;
+/// How long boot waits for names to resolve; a name that takes longer is answered 502 until it does.
+const NAMES_NS: u64 = 2_000_000_000;
+/// Cores are pinned only where each has a CPU and some are left for the other threads.
+const PIN_FROM_CPUS: usize = 4;
+
+/// Why the process did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The config does not compile.
+    #[error("{0}")]
+    Config(Box<Errors>),
+    /// Something the config asks for is not in this build.
+    #[error("{0}")]
+    NotBuilt(&'static str),
+    /// The replica's name from the environment is no DNS label.
+    #[error("{0}")]
+    Replica(String),
+    /// The data folder cannot be made.
+    #[error("data_dir {path}: {reason}; name a folder this user may write to")]
+    DataDir {
+        /// As configured.
+        path: String,
+        /// The system's words.
+        reason: std::io::Error,
+    },
+    /// The ledger folder cannot be used.
+    #[error(transparent)]
+    Ledger(#[from] io::ledger_file::LedgerError),
+    /// The key file cannot be used.
+    #[error(transparent)]
+    Keys(#[from] KeyFileError),
+    /// TLS cannot be set up.
+    #[error("server.tls: {0}")]
+    Tls(#[from] TlsError),
+    /// A port cannot be had.
+    #[error("{key} {address}: {reason}")]
+    Listen {
+        /// The config key.
+        key: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// The system's words.
+        reason: std::io::Error,
+    },
+    /// A driver was forced that this machine does not allow.
+    #[error("server.driver: {0}")]
+    Driver(#[from] io::runtime::DriverError),
+    /// The system refused a thread, a socket or randomness.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+}
+
+/// `tokentriage run`.
+pub fn command(args: RunArgs) -> Outcome {
+    run(&Origin::find(args.config.config.as_deref())).map_err(Failure::from)
+}
+
+impl From<BootError> for Failure {
+    fn from(error: BootError) -> Self {
+        match error {
+            BootError::Config(errors) => Failure::Config(errors),
+            BootError::NotBuilt(_) | BootError::Replica(_) => Failure::Refused(error.to_string()),
+            _ => Failure::Runtime(error.to_string()),
+        }
+    }
+}
+
+/// Serves until told to stop. Waits for that.
+pub fn run(origin: &Origin) -> Result<(), BootError> {
+    // Config, and who we are: the first line of every boot.
+    let loaded = origin.load().map_err(|errors| BootError::Config(Box::new(errors)))?;
+    let replica = config::resolve_replica(&loaded.config.replica, &Surroundings::of_process())
+        .map_err(|bad| BootError::Replica(format!("{}; {}", bad.message(), bad.remedy())))?;
+    tracing::info!(
+        name = replica.name,
+        source = replica.source.as_str(),
+        stable = replica.is_stable(),
+        "replica identity resolved"
+    );
+    tracing::info!(config = origin.name(), "config loaded");
+    if config::requires_coordination(&loaded.config) {
+        return Err(BootError::NotBuilt(
+            "shared_state: this build has no coordination tier; remove the section to run this replica on its own",
+        ));
+    }
+    let clock0 = Clock0 { wall_offset_ns: clock::wall_offset_ns() };
+    let compiled = config::compile(&loaded, clock0).map_err(|errors| BootError::Config(Box::new(errors)))?;
+    let secrets =
+        config::secrets(&loaded, &Surroundings::of_process()).map_err(|errors| BootError::Config(Box::new(errors)))?;
+    let warnings: Vec<String> = warnings(&loaded, &compiled);
+    if !matches!(origin, Origin::Embedded) {
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
+    raise_descriptor_limit();
+
+    // The ledger: one process per folder, meters as of the last row.
+    let config = loaded.config.clone();
+    make_data_dir(&config.data_dir)?;
+    let registry = Registry::new();
+    let pager = Arc::new(Pager::default());
+    let ledger = LedgerState::default();
+    let limits = Arc::new(crate::rules::limits_in_force(&config, compiled.limits));
+    let accountant = accountant_core::open(&config, &replica.name, &limits, &registry, &ledger)?;
+
+    // Keys, providers, rules.
+    let keys = KeyStore::open(&config.data_dir.join("keys.json"))?;
+    let uses_mock = config.upstreams.iter().any(|upstream| upstream.base_url == BaseUrl::Mock);
+    let mock = if uses_mock { Some(start_mock()?) } else { None };
+    let resolver = Resolver::start()?;
+    let rules = Rules::build(config.clone(), limits, compiled.prices, warnings, &resolver, mock)?;
+
+    await_names(&rules);
+
+    // Ports, before any thread serves.
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let core_count = match config.server.cores {
+        Auto::Auto => cpus,
+        Auto::Set(count) => usize::from(count),
+    };
+    let listeners = io::listen::bind_all(config.server.listen, core_count).map_err(|reason| BootError::Listen {
+        key: "server.listen",
+        address: config.server.listen,
+        reason,
+    })?;
+    let admin = std::net::TcpListener::bind(config.server.admin_listen).map_err(|reason| BootError::Listen {
+        key: "server.admin_listen",
+        address: config.server.admin_listen,
+        reason,
+    })?;
+    let listen_at = listeners.first().map_or(Ok(config.server.listen), std::net::TcpListener::local_addr)?;
+    let admin_at = admin.local_addr()?;
+
+    // What everybody sees.
+    let mut seen = Vec::with_capacity(core_count);
+    let mut ends = Vec::with_capacity(core_count);
+    let mut receivers = Vec::with_capacity(core_count);
+    for listener in listeners {
+        let (sender, receiver, counts) = ring(TEE_ROWS, OVERFLOW_ROWS, pager.clone());
+        let (door, bell) = doorbell()?;
+        receivers.push(receiver);
+        ends.push((listener, sender, bell));
+        seen.push(CoreSeen {
+            metrics: Arc::new(CoreMetrics::default()),
+            rows: counts,
+            doorbell: door,
+            synced_rows: Arc::new(AtomicU64::new(0)),
+            driver: std::sync::OnceLock::new(),
+        });
+    }
+    let shared = Arc::new(Shared::new(replica, rules, keys, registry, ledger, seen, clock::wall_ms()));
+    shared.beat.beat(MonoNs(clock::mono_ns())); // the catch-up above published every meter
+
+    // Threads.
+    let accountant = {
+        let (shared, pager) = (shared.clone(), pager.clone());
+        thread("tt-accountant", move || {
+            accountant_core::run(accountant, receivers, &shared, &pager);
+            Ok(())
+        })?
+    };
+    let connections = Arc::new(AtomicUsize::new(0));
+    let pins = match config.server.pin {
+        Auto::Auto => cpus >= PIN_FROM_CPUS && core_count <= cpus,
+        Auto::Set(pin) => pin,
+    };
+    let allowed = allowed_cpus();
+    let mut cores = Vec::with_capacity(core_count);
+    for (index, (listener, rows, bell)) in ends.into_iter().enumerate() {
+        let start = Start {
+            index,
+            listener,
+            rows,
+            bell,
+            driver: driver_choice(config.server.driver),
+            pin_to: pins.then(|| allowed.get(index % allowed.len().max(1)).copied()).flatten(),
+            connections: connections.clone(),
+        };
+        let shared = shared.clone();
+        cores.push(thread(&format!("tt-core-{index}"), move || {
+            data_core::run(start, &shared).map_err(BootError::Driver)
+        })?);
+    }
+    wait_for_drivers(&shared, &mut cores)?;
+
+    // Control, on this thread, until a signal ends it.
+    let control =
+        Arc::new(Control::new(shared.clone(), origin.clone(), resolver, mock, secrets, pager.clone(), clock0));
+    tracing::info!(listen = %listen_at, admin = %admin_at, cores = core_count, "listening");
+    if matches!(origin, Origin::Embedded) {
+        tracing::info!(
+            "no config file: the built-in mock answers; try curl http://{listen_at}/v1/chat/completions \
+             -d '{{\"model\":\"mock\",\"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}', and `tokentriage init` \
+             for a config of your own"
+        );
+    }
+    control::serve(&control, admin)?;
+
+    // Stop. The cores were told when the signal came.
+    for core in cores {
+        let _ = core.join();
+    }
+    pager.page();
+    let _ = accountant.join();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Rows and keys name tenants and what they spend: nobody but the service's own user needs to look in.
+fn make_data_dir(path: &Path) -> Result<(), BootError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|reason| BootError::DataDir { path: path.display().to_string(), reason })
+}
+
+fn warnings(loaded: &Loaded, compiled: &config::Compiled) -> Vec<String> {
+    let all = loaded.warnings.iter().chain(&compiled.warnings);
+    all.map(|warning| format!("{}: {} ({})", warning.path, warning.message, warning.remedy)).collect()
+}
+
+/// Gives the providers' names a moment to resolve, so that the first request does not find them unknown.
+fn await_names(rules: &Rules) {
+    let deadline_ns = clock::mono_ns() + NAMES_NS;
+    let known = || rules.upstreams.iter().all(|upstream| !upstream.target.addresses.current().is_empty());
+    while !known() && clock::mono_ns() < deadline_ns {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// A thread whose panic or failure ends the process.
+fn thread(
+    name: &str,
+    body: impl FnOnce() -> Result<(), BootError> + Send + 'static,
+) -> std::io::Result<JoinHandle<Result<(), BootError>>> {
+    let named = name.to_owned();
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        std::panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+            tracing::error!(thread = named, "a thread of the gateway panicked; the process ends");
+            std::process::abort()
+        })
+    })
+}
+
+/// Waits until every core runs, so that a forced driver that fails is a boot error and not a silent core.
+fn wait_for_drivers(shared: &Shared, cores: &mut Vec<JoinHandle<Result<(), BootError>>>) -> Result<(), BootError> {
+    loop {
+        if let Some(ended) = cores.iter().position(JoinHandle::is_finished) {
+            let outcome = cores.swap_remove(ended).join();
+            return outcome.unwrap_or_else(|_| Err(std::io::Error::other("a data core ended at once").into()));
+        }
+        if shared.cores.iter().all(|core| core.driver.get().is_some()) {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+fn driver_choice(driver: Driver) -> DriverChoice {
+    match driver {
+        Driver::Auto => DriverChoice::Auto,
+        Driver::IoUring => DriverChoice::IoUring,
+        Driver::Epoll => DriverChoice::Epoll,
+    }
+}
+
+/// Runs the built-in mock on a thread of its own, on a free loopback port.
+fn start_mock() -> std::io::Result<SocketAddr> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    std::thread::Builder::new().name("tt-mock".into()).spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let served = runtime.and_then(|runtime| {
+            runtime.block_on(async {
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                crate::mock::serve(listener, crate::mock::MockOptions::default()).await
+            })
+        });
+        if let Err(error) = served {
+            tracing::error!(%error, "the built-in mock upstream ended");
+        }
+    })?;
+    Ok(address)
+}
+
+/// The CPUs this process may run on: a container's set need not begin at 0.
+fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: a zeroed cpu_set_t is an empty set; the call fills it and CPU_ISSET reads it within its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+            return Vec::new();
+        }
+        (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
+    }
+}
+
+/// Each caller and each provider connection is a descriptor: take all that the system allows.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls read or write the struct they are given.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}

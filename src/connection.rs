@@ -1,0 +1,159 @@
+//! One caller's connection: requests one after the other, in the order they came, until somebody ends it.
+//!
+//! While it is idle a connection holds no buffer. Pipelined requests wait in the buffer behind the one being served.
+
+use std::rc::Rc;
+
+use io::clock;
+use io::http1::{HeadError, HeadLimits, RequestHead};
+use io::runtime::{Fill, Socket, give_buffer, take_buffer};
+use shards::refusal::Family;
+
+use crate::caller::Memo;
+use crate::core::Core;
+use crate::request;
+use crate::respond::{self, Extra, Fault};
+use crate::rules::ns;
+
+/// One read of a head or a small body.
+const READ_ROOM: usize = 16 * 1024;
+/// How long a caller may take to hear an answer that ends the connection.
+const LAST_WORDS_NS: u64 = 2_000_000_000;
+/// A caller that takes none of our bytes for this long is gone.
+pub const WRITE_STALL_NS: u64 = 60_000_000_000;
+
+/// A caller, and what was read of its requests.
+pub struct Client {
+    /// The connection.
+    pub socket: Socket,
+    /// Bytes read and not used up: the current request, then pipelined ones.
+    pub buf: Vec<u8>,
+    /// The head being read or served; its ranges point into `buf`.
+    pub head: RequestHead,
+    /// Where the current request ends in `buf`, once its body was read.
+    pub end: usize,
+    /// The key it used last.
+    pub memo: Memo,
+}
+
+/// What becomes of the connection after a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// The next request may come.
+    KeepAlive,
+    /// Closed at once: nothing more can be said, or nothing more may be (a cut answer).
+    Close,
+    /// Our side ends, and what the caller still sends is read for a moment, so that our answer arrives.
+    CloseGently,
+}
+
+/// Serves a connection to its end. Waits; runs as a task of its core.
+pub async fn serve(core: Rc<Core>, socket: Socket) {
+    let mut client = Client { socket, buf: Vec::new(), head: RequestHead::default(), end: 0, memo: Memo::default() };
+    if let Some(tls) = core.view().rules.tls.clone() {
+        let deadline_ns = clock::mono_ns().saturating_add(ns(core.view().rules.config.server.head_timeout));
+        if Box::pin(client.socket.accept_tls(&tls, deadline_ns)).await.is_err() {
+            return;
+        }
+    }
+    let after = loop {
+        let head_len = match next_head(&core, &mut client).await {
+            Ok(Some(head_len)) => head_len,
+            Ok(None) => break After::Close,
+            Err(refused) => break Box::pin(refuse_head(&core, &mut client, refused)).await,
+        };
+        core.metrics.request(1);
+        let in_flight = InFlight(&core);
+        // Boxed, so that its state (20 KB: heads, verdicts, the row) exists only while a request runs: an idle
+        // connection would carry it otherwise.
+        let after = Box::pin(request::serve(&core, &mut client, head_len)).await;
+        drop(in_flight);
+        if after != After::KeepAlive {
+            break after;
+        }
+        let end = client.end.min(client.buf.len());
+        client.buf.drain(..end);
+        if client.buf.is_empty() {
+            give_buffer(std::mem::take(&mut client.buf));
+        }
+    };
+    give_buffer(std::mem::take(&mut client.buf));
+    if after == After::CloseGently {
+        Box::pin(client.socket.close_gently(clock::mono_ns().saturating_add(LAST_WORDS_NS))).await;
+    }
+}
+
+/// Counts a request as in flight until dropped, also when it panics.
+struct InFlight<'c>(&'c Core);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.metrics.request(-1);
+    }
+}
+
+/// Waits for the next whole head. `None`: the connection ended between requests, as it should.
+async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, HeadError> {
+    let server = {
+        let view = core.view();
+        let server = &view.rules.config.server;
+        (u32::try_from(server.max_head_bytes).unwrap_or(u32::MAX), ns(server.idle_timeout), ns(server.head_timeout))
+    };
+    let (head_bytes_max, idle_ns, head_ns) = server;
+    let limits = HeadLimits { head_bytes_max };
+    if client.buf.is_empty() && !idle(core, client, clock::mono_ns().saturating_add(idle_ns)).await {
+        return Ok(None);
+    }
+    let deadline_ns = clock::mono_ns().saturating_add(head_ns);
+    client.head.clear();
+    loop {
+        if !client.buf.is_empty()
+            && let Some(head_len) = client.head.parse(&client.buf, &limits)?
+        {
+            return Ok(Some(head_len));
+        }
+        if client.buf.capacity() == 0 {
+            client.buf = take_buffer();
+        }
+        match client.socket.fill(&mut client.buf, READ_ROOM, deadline_ns).await {
+            Ok(0) | Err(Fill::Broken(_)) => return Ok(None),
+            Ok(_) => {}
+            Err(Fill::Deadline) if client.buf.is_empty() => return Ok(None),
+            Err(Fill::Deadline) => return Err(HeadError { status: 408, reason: "the request's head took too long" }),
+        }
+    }
+}
+
+/// Waits without a buffer. `false`: the idle time is over, or the process drains.
+async fn idle(core: &Core, client: &mut Client, deadline_ns: u64) -> bool {
+    if core.drain.is_set() {
+        return false;
+    }
+    let drained = core.drain.waiter();
+    client.socket.readable_unless(deadline_ns, |cx| drained.poll(cx)).await
+}
+
+/// A head nobody can serve: answered, then closed, because where it ends is not known.
+async fn refuse_head(core: &Core, client: &mut Client, refused: HeadError) -> After {
+    let now = core.now();
+    let request_id = core.request_id(now.wall);
+    core.metrics.with(|numbers| *numbers.unjudged.entry(refused.status).or_default() += 1);
+    // The head may not have been understood as far as its path; its first line tells all the same.
+    let line = client.buf.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let messages = memchr::memmem::find(line, b" /v1/messages").is_some();
+    let family = if messages { Family::Anthropic } else { Family::OpenAi };
+    let body = Fault::InvalidRequest.body(family, refused.reason, request_id.as_str());
+    let mut headers = Vec::new();
+    core.date(now.wall, |date| io::http1::write::field(&mut headers, "date", date.as_bytes()));
+    let mut out = take_buffer();
+    let extra = Extra { headers: &headers, close: true, ..Extra::default() };
+    respond::answer(&mut out, refused.status, request_id.as_str(), &body, extra);
+    let (result, out) = client.socket.write_all(out, LAST_WORDS_NS).await;
+    give_buffer(out);
+    if result.is_ok() { After::CloseGently } else { After::Close }
+}
+
+/// Whose envelope an answer on this path takes.
+pub fn family_of(path: &str) -> Family {
+    if path.starts_with("/v1/messages") { Family::Anthropic } else { Family::OpenAi }
+}

@@ -1,0 +1,373 @@
+//! One request sent to one provider, until the head of its answer is here.
+//!
+//! A pooled connection that turns out to be closed, before any byte of an answer, is replaced once by a fresh one.
+//! Nothing else is ever sent twice: it may have been billed. While the provider thinks, the caller is watched, and
+//! if it leaves the connection to the provider is closed at once.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use io::clock;
+use io::http1::{FieldKind, HeadLimits, Method, ResponseHead, target, write};
+use io::runtime::{Ready, Socket, either_readable, give_buffer, take_buffer};
+use io::upstream::{ConnectError, connect};
+use shards::scope::Endpoint;
+
+use crate::caller::{is_forwardable, percent_decoded};
+use crate::connection::{Client, WRITE_STALL_NS};
+use crate::core::Core;
+use crate::request::Asking;
+use crate::request::life::Life;
+use crate::rules::{Credential, Upstream};
+
+/// A body up to this size is copied behind its head and sent with it in one write.
+const ONE_WRITE_MAX: usize = 16 * 1024;
+/// One read of an answer.
+pub const READ_ROOM: usize = 16 * 1024;
+/// The head of a provider's answer may be larger than a caller's: some send whole policies in it.
+const ANSWER_HEAD_BYTES_MAX: u32 = 256 * 1024;
+/// A caller may send this much of its next requests while the current one is served.
+const PIPELINED_BYTES_MAX: usize = 256 * 1024;
+/// An error answer is looked into for the rejected usage option up to this size.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+
+/// A pooled connection that closes within this long after a request was written on it was closed before.
+const STALE_NS: u64 = 500_000_000;
+/// How long an answer may take that a provider gave while it closed on the rest of the request.
+const EARLY_ANSWER_NS: u64 = 250_000_000;
+
+/// What to send.
+pub struct Call<'c> {
+    /// Length of the caller's head in its buffer.
+    pub head_len: usize,
+    /// The body in the caller's buffer.
+    pub body: Range<usize>,
+    /// The normalised path.
+    pub path: &'c str,
+    /// What the body asks for.
+    pub asked: &'c Asking,
+    /// Which endpoint.
+    pub endpoint: Endpoint,
+}
+
+/// The provider's answer, up to and including its head.
+pub struct Answer {
+    /// The connection it comes on.
+    pub socket: Socket,
+    /// What was read: the head, and maybe some or all of the body.
+    pub buf: Vec<u8>,
+    /// The head; its ranges point into `buf`.
+    pub head: ResponseHead,
+    /// Where the body begins in `buf`.
+    pub head_len: usize,
+    /// We asked for a usage chunk that the caller did not ask for.
+    pub hides_usage: bool,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nothing was sent, or not all of it: another upstream may be asked.
+    NotSent(String),
+    /// The connect deadline passed; nothing was sent.
+    ConnectTimeout,
+    /// Sent, and the connection ended without an answer.
+    NoAnswer,
+    /// Sent, and the answer makes no sense.
+    BadAnswer(&'static str),
+    /// Sent, and nothing came in time.
+    AnswerTimeout,
+    /// The caller left.
+    ClientGone,
+}
+
+/// Asks one upstream. Waits, within the upstream's deadlines.
+pub async fn ask(
+    core: &Rc<Core>,
+    client: &mut Client,
+    upstream: &Upstream,
+    call: &Call<'_>,
+    life: &mut Life,
+) -> Result<Answer, Failure> {
+    // Only these two report usage on streams by an option; the others do without being asked.
+    let by_option = matches!(call.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
+    let mut rewritten = None;
+    if by_option && upstream.takes_usage_option() {
+        rewritten = call.asked.with_usage_asked(client.buf.get(call.body.clone()).unwrap_or_default());
+    }
+    let mut answer = ask_once(core, client, upstream, call, rewritten.as_deref(), life).await?;
+    answer.hides_usage = rewritten.is_some();
+    if answer.hides_usage && answer.head.status == 400 && rejects_usage_option(&mut answer, upstream).await {
+        // An error was not billed, and the option was ours: the one request that is sent again by design.
+        give_buffer(std::mem::take(&mut answer.buf));
+        let answer = ask_once(core, client, upstream, call, None, life).await?;
+        // Remembered only when it was our option alone that was wrong: a caller that sends options of its own must
+        // not be able to switch everybody's metering off.
+        let body = client.buf.get(call.body.clone()).unwrap_or_default();
+        let callers_own = memchr::memmem::find(body, b"stream_options").is_some();
+        if answer.head.status < 400 && !callers_own {
+            upstream.remember_usage_option_refused();
+        }
+        return Ok(answer);
+    }
+    Ok(answer)
+}
+
+async fn ask_once(
+    core: &Rc<Core>,
+    client: &mut Client,
+    upstream: &Upstream,
+    call: &Call<'_>,
+    rewritten: Option<&[u8]>,
+    life: &mut Life,
+) -> Result<Answer, Failure> {
+    let body_len = rewritten.map_or(call.body.len(), <[u8]>::len);
+    let mut head = take_buffer();
+    write_head(&mut head, client, upstream, call, body_len);
+
+    let mut fresh_only = false;
+    let failure = loop {
+        let pooled = if fresh_only { None } else { core.pool(upstream).borrow_mut().take() };
+        let reused = pooled.is_some();
+        let mut socket = match pooled {
+            Some(socket) => socket,
+            None => {
+                core.metrics.with(|numbers| numbers.upstream_connects += 1);
+                let deadline_ns = clock::mono_ns().saturating_add(upstream.connect_timeout_ns);
+                match connect(&upstream.target, deadline_ns).await {
+                    Ok(socket) => socket,
+                    Err(ConnectError::Deadline) => break Failure::ConnectTimeout,
+                    Err(error) => break Failure::NotSent(format!("{}: {error}", upstream.id)),
+                }
+            }
+        };
+        life.row.attempts += 1;
+        life.row.forwarded = true;
+        life.sent = false;
+        if let Err(error) = send(client, &mut socket, &head, rewritten, call).await {
+            // The provider took part of it and then nothing. The body's buffer stayed with the driver, so that there
+            // is nothing left to send again.
+            if error.kind() == std::io::ErrorKind::TimedOut || client.buf.len() < call.body.end {
+                break Failure::AnswerTimeout;
+            }
+            // A provider may answer before it has read everything (413, 401) and close: that answer is the answer.
+            if let Ok(mut answer) = await_head(client, socket, EARLY_ANSWER_NS, client.head.method).await {
+                give_buffer(head);
+                answer.head.keep_alive = false;
+                life.first_byte();
+                return Ok(answer);
+            }
+            if reused {
+                forget_attempt(life);
+                fresh_only = true;
+                continue;
+            }
+            break Failure::NotSent(format!("{}: {error}", upstream.id));
+        }
+        life.request_sent();
+        let sent_ns = clock::mono_ns();
+        match await_head(client, socket, upstream.first_byte_timeout_ns, client.head.method).await {
+            Ok(answer) => {
+                give_buffer(head);
+                life.first_byte();
+                return Ok(answer);
+            }
+            // Closed at once: it was closed before it saw the request. Closed after a while: it may have worked on it.
+            Err((Failure::NoAnswer, true)) if reused && clock::mono_ns().saturating_sub(sent_ns) < STALE_NS => {
+                forget_attempt(life);
+                fresh_only = true;
+            }
+            Err((failure, _)) => break failure,
+        }
+    };
+    give_buffer(head);
+    Err(failure)
+}
+
+/// A pooled connection was closed before it answered anything: its provider never saw the request. The attempt stays
+/// counted; nothing was forwarded and nothing is booked unless the fresh connection is.
+fn forget_attempt(life: &mut Life) {
+    life.row.forwarded = false;
+    life.sent = false;
+}
+
+/// The request's head as the upstream is to see it.
+fn write_head(out: &mut Vec<u8>, client: &Client, upstream: &Upstream, call: &Call<'_>, body_len: usize) {
+    let (head, buf) = (&client.head, &client.buf[..]);
+    out.extend_from_slice(head.method.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(upstream.v1_prefix.as_bytes());
+    out.extend_from_slice(call.path.strip_prefix("/v1").unwrap_or(call.path).as_bytes());
+    let ours = upstream.has_own_credential();
+    if let Some(query) = head.query(buf) {
+        if ours {
+            target::append_query_without_secrets(query, out);
+        } else {
+            append_query_without_our_keys(query, out);
+        }
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    write::field(out, "host", upstream.host_header.as_bytes());
+    let named_by_connection = head.fields.connection_options(buf).next().is_some();
+    for (field, name, value) in head.fields.iter(buf) {
+        let passes = match field.kind {
+            FieldKind::Plain | FieldKind::ContentType | FieldKind::ContentEncoding | FieldKind::Date => true,
+            FieldKind::RateLimit => true,
+            FieldKind::Credential => !ours && is_forwardable(name, value),
+            FieldKind::HopByHop
+            | FieldKind::Host
+            | FieldKind::ContentLength
+            | FieldKind::TransferEncoding
+            | FieldKind::Connection
+            | FieldKind::Expect
+            | FieldKind::Ours
+            | FieldKind::AcceptEncoding => false,
+        };
+        // Whatever the header: a key of ours is nobody else's to see.
+        let holds_our_key = !ours && memchr::memmem::find(value, crate::keys::PREFIX).is_some();
+        if passes && !holds_our_key && !(named_by_connection && head.fields.is_connection_named(buf, name)) {
+            write::raw_field(out, name, value);
+        }
+    }
+    if let Credential::Ours(key) = &upstream.credential {
+        match upstream.api {
+            crate::config::Api::Openai => {
+                out.extend_from_slice(b"authorization: Bearer ");
+                out.extend_from_slice(key.expose().as_bytes());
+                write::line_end(out);
+            }
+            crate::config::Api::Anthropic => write::field(out, "x-api-key", key.expose().as_bytes()),
+        }
+    }
+    out.extend_from_slice(b"accept-encoding: identity\r\n");
+    if body_len > 0 || matches!(head.method, Method::Post | Method::Put | Method::Patch) {
+        write::number_field(out, "content-length", body_len as u64);
+    }
+    write::line_end(out);
+}
+
+/// The query as it came, without pairs that hold a key of ours in any spelling.
+fn append_query_without_our_keys(query: &[u8], out: &mut Vec<u8>) {
+    let mut separator = b'?';
+    for pair in query.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
+        if memchr::memmem::find(&percent_decoded(pair), crate::keys::PREFIX).is_none() {
+            out.push(separator);
+            out.extend_from_slice(pair);
+            separator = b'&';
+        }
+    }
+}
+
+async fn send(
+    client: &mut Client,
+    socket: &mut Socket,
+    head: &[u8],
+    rewritten: Option<&[u8]>,
+    call: &Call<'_>,
+) -> std::io::Result<()> {
+    let Some(body) = rewritten.or_else(|| client.buf.get(call.body.clone())) else {
+        return Err(std::io::ErrorKind::InvalidInput.into()); // never a length without its bytes
+    };
+    let mut wire = take_buffer();
+    wire.extend_from_slice(head);
+    if body.len() <= ONE_WRITE_MAX {
+        wire.extend_from_slice(body);
+        let (result, wire) = socket.write_all(wire, WRITE_STALL_NS).await;
+        give_buffer(wire);
+        return result;
+    }
+    let (result, wire) = socket.write_all(wire, WRITE_STALL_NS).await;
+    give_buffer(wire);
+    result?;
+    if let Some(body) = rewritten {
+        return socket.write_all(body.to_vec(), WRITE_STALL_NS).await.0;
+    }
+    // The body is lent to the driver and comes back, for another attempt.
+    let (result, buf) = socket.write_part(std::mem::take(&mut client.buf), call.body.clone(), WRITE_STALL_NS).await;
+    client.buf = buf;
+    result
+}
+
+/// Waits for the answer's head, and watches the caller. The flag says that no byte of an answer was seen.
+async fn await_head(
+    client: &mut Client,
+    mut socket: Socket,
+    timeout_ns: u64,
+    method: Method,
+) -> Result<Answer, (Failure, bool)> {
+    let limits = HeadLimits { head_bytes_max: ANSWER_HEAD_BYTES_MAX };
+    let deadline_ns = clock::mono_ns().saturating_add(timeout_ns);
+    let mut buf = Vec::new();
+    let mut head = ResponseHead::default();
+    loop {
+        let ready = wait(client, &mut socket, deadline_ns).await;
+        let untouched = buf.is_empty();
+        match ready {
+            Waited::Upstream => {}
+            Waited::ClientGone => return Err((Failure::ClientGone, untouched)),
+            Waited::Deadline => return Err((Failure::AnswerTimeout, untouched)),
+        }
+        if buf.capacity() == 0 {
+            buf = take_buffer();
+        }
+        match socket.try_read(&mut buf, READ_ROOM).await {
+            Ok(None) => continue,
+            Ok(Some(count)) if count > 0 => {}
+            Ok(_) | Err(_) => return Err((Failure::NoAnswer, untouched)),
+        }
+        match head.parse(&buf, &limits, method) {
+            Ok(Some(head_len)) => {
+                return Ok(Answer { socket, buf, head, head_len, hides_usage: false });
+            }
+            Ok(None) => {}
+            Err(bad) => return Err((Failure::BadAnswer(bad.reason), false)),
+        }
+    }
+}
+
+/// How a wait for the provider ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// It has something to say.
+    Upstream,
+    /// The caller left.
+    ClientGone,
+    /// Nothing came in time.
+    Deadline,
+}
+
+/// Waits for the provider, and notices when the caller leaves. Bytes the caller pipelines are kept.
+pub async fn wait(client: &mut Client, socket: &mut Socket, deadline_ns: u64) -> Waited {
+    loop {
+        match either_readable(socket, &mut client.socket, deadline_ns).await {
+            Ready::First => return Waited::Upstream,
+            Ready::Deadline => return Waited::Deadline,
+            Ready::Second => match client.socket.try_read(&mut client.buf, READ_ROOM).await {
+                Ok(None) => {}
+                Ok(Some(count)) if count > 0 && client.buf.len().saturating_sub(client.end) < PIPELINED_BYTES_MAX => {}
+                // The end, a broken connection, or somebody who only fills our memory.
+                Ok(_) | Err(_) => return Waited::ClientGone,
+            },
+        }
+    }
+}
+
+/// Whether a 400 complains about the option we added. Reads the error, bounded; it stays in the answer's buffer.
+async fn rejects_usage_option(answer: &mut Answer, upstream: &Upstream) -> bool {
+    let mut decoder = io::http1::BodyDecoder::new(answer.head.framing);
+    let mut seen = answer.buf.get(answer.head_len..).unwrap_or_default().to_vec();
+    let mut done = decoder.decode(&mut seen).map_or(true, |decoded| decoded.done);
+    while !done && answer.buf.len() < ERROR_BYTES_MAX {
+        let deadline_ns = clock::mono_ns().saturating_add(upstream.idle_timeout_ns);
+        let from = answer.buf.len();
+        match answer.socket.fill(&mut answer.buf, READ_ROOM, deadline_ns).await {
+            Ok(count) if count > 0 => {
+                let mut piece = answer.buf.get(from..).unwrap_or_default().to_vec();
+                done = decoder.decode(&mut piece).map_or(true, |decoded| decoded.done);
+            }
+            _ => break,
+        }
+    }
+    let body = answer.buf.get(answer.head_len..).unwrap_or_default();
+    memchr::memmem::find(body, b"stream_options").is_some() || memchr::memmem::find(body, b"include_usage").is_some()
+}

@@ -1,0 +1,78 @@
+//! Which path leads where. Matched exactly, after the one normalisation of `io::http1::target`.
+
+use std::borrow::Cow;
+
+use io::http1::Method;
+use shards::scope::{Endpoint, Glob};
+
+use crate::rules::Rules;
+
+/// Where a path leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// To a provider, governed.
+    Endpoint(Endpoint),
+    /// The list of models.
+    Models,
+    /// What the caller's limits are.
+    Me,
+}
+
+/// A path that leads nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nowhere {
+    /// 404.
+    UnknownPath,
+    /// 405, with the methods that are allowed.
+    WrongMethod(&'static str),
+}
+
+/// Finds a path's place. A path nobody lists is a 404: nothing else is forwarded.
+///
+/// The path comes back in a spelling that outlives the buffer it was read from.
+pub fn of(rules: &Rules, path: &str, method: Method) -> Result<(Place, Cow<'static, str>), Nowhere> {
+    let (place, known) = match path {
+        "/v1/chat/completions" => (Place::Endpoint(Endpoint::ChatCompletions), "/v1/chat/completions"),
+        "/v1/completions" => (Place::Endpoint(Endpoint::Completions), "/v1/completions"),
+        "/v1/embeddings" => (Place::Endpoint(Endpoint::Embeddings), "/v1/embeddings"),
+        "/v1/responses" => (Place::Endpoint(Endpoint::Responses), "/v1/responses"),
+        "/v1/messages" => (Place::Endpoint(Endpoint::Messages), "/v1/messages"),
+        "/v1/messages/count_tokens" => (Place::Endpoint(Endpoint::CountTokens), "/v1/messages/count_tokens"),
+        "/v1/models" => (Place::Models, "/v1/models"),
+        "/tt/v1/me" => (Place::Me, "/tt/v1/me"),
+        _ if rules.passthrough(path).next().is_some() => {
+            return Ok((Place::Endpoint(Endpoint::Passthrough), Cow::Owned(path.to_owned()))); // any method
+        }
+        _ => return Err(Nowhere::UnknownPath),
+    };
+    let (allowed, fits) = match place {
+        Place::Endpoint(_) => ("POST", method == Method::Post),
+        Place::Models | Place::Me => ("GET, HEAD", matches!(method, Method::Get | Method::Head)),
+    };
+    if fits { Ok((place, Cow::Borrowed(known))) } else { Err(Nowhere::WrongMethod(allowed)) }
+}
+
+/// `GET /v1/models`: the plain names upstreams list, and for their globs the names the price table knows.
+pub fn models(rules: &Rules) -> Vec<u8> {
+    let mut names: Vec<(&str, &str)> = Vec::new();
+    for upstream in &rules.upstreams {
+        for glob in &upstream.models {
+            if !glob.as_str().contains(['*', '?']) {
+                names.push((glob.as_str(), &upstream.id));
+            } else if glob.as_str() != "*" {
+                names.extend(known_names(rules, glob).map(|name| (name, &*upstream.id)));
+            }
+        }
+    }
+    names.sort_unstable();
+    names.dedup_by_key(|(name, _)| *name);
+    let data: Vec<_> = names
+        .into_iter()
+        .map(|(id, owner)| serde_json::json!({ "id": id, "object": "model", "created": 0, "owned_by": owner }))
+        .collect();
+    serde_json::json!({ "object": "list", "data": data }).to_string().into_bytes()
+}
+
+fn known_names<'r>(rules: &'r Rules, glob: &'r Glob) -> impl Iterator<Item = &'r str> {
+    rules.prices.model_names().filter(|name| glob.matches(name))
+}
