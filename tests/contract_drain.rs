@@ -1,0 +1,116 @@
+//! How a gateway leaves: SIGTERM finishes what runs, writes its rows and ends; and how it refuses to start twice.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::*;
+
+/// Far less than the drain timeout of 5 s: nothing was left to wait for.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[test]
+fn sigterm_finishes_the_open_stream_and_takes_no_new_connection() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock).start();
+    let key = gateway.mint(DEV1);
+    let mut stream = gateway.stream(&key, CHAT, &chat_stream("mock+slow200")).expect(200);
+    stream.events(2);
+    gateway.process.terminate();
+    let request = Request::post(CHAT).key(&key.secret).json(&chat("mock"));
+    until("new connections to be refused", SOON, || http::try_exchange(gateway.addr, &request).is_none());
+    let finished = stream.finish();
+    assert!(finished.complete && finished.is_done(), "the stream that ran is served to its end");
+    let status = gateway.process.wait_exit(AT_ONCE);
+    assert!(status.success(), "{status}: {}", gateway.log_text());
+    gateway.row(&finished.head).assert_healthy_openai();
+    ledger::assert_no_doubles(&gateway.rows());
+}
+
+#[test]
+fn an_idle_gateway_leaves_at_once_even_with_connections_kept_alive() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock).server("drain_timeout", "60s").start();
+    let key = gateway.mint(DEV1);
+    let mut kept = Conn::open(gateway.addr);
+    kept.send(&Request::post(CHAT).key(&key.secret).json(&chat("mock")));
+    kept.read_response().expect(200);
+    let status = gateway.stop(AT_ONCE);
+    assert!(status.success(), "{status}");
+    assert!(kept.is_closed(SOON));
+    assert_eq!(gateway.rows().len(), 1);
+}
+
+#[test]
+fn a_stream_longer_than_the_drain_timeout_is_cut_and_still_has_its_row() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock).server("drain_timeout", "1s").start();
+    let key = gateway.mint(DEV1);
+    let body = with(question("mock+slow2000"), "stream", true.into());
+    let mut stream = gateway.stream(&key, CHAT, &body).expect(200);
+    stream.events(1);
+    let began = Instant::now();
+    gateway.stop(Duration::from_secs(6));
+    assert!(began.elapsed() >= Duration::from_millis(900), "the timeout was used");
+    let finished = stream.finish();
+    assert!(!finished.complete, "half an answer does not look whole");
+    let row = gateway.row(&finished.head);
+    assert_ne!(row.outcome(), "completed", "{}", row.0);
+    row.assert_estimated();
+}
+
+#[test]
+fn a_restart_keeps_the_keys_and_what_was_spent() {
+    let mock = Mock::start();
+    let folder = folder::Folder::new();
+    let setup = Setup::with_mock(&mock)
+        .limit("team_budget", "budget_usd", "amount_usd: 0.001, period: year")
+        .data_dir(folder.path().join("data"));
+    let gateway = setup.start();
+    let key = gateway.mint(DEV1);
+    gateway.post(&key, CHAT, &chat("mock")).expect(200);
+    assert!(gateway.stop(AT_ONCE).success());
+    let gateway = setup.start();
+    assert_eq!(gateway.me(&key).limit("team_budget").used_nanousd(), OPENAI_REPLY_NANOUSD);
+    gateway.post(&key, CHAT, &chat("mock")).expect(200);
+    gateway.post(&key, CHAT, &chat("mock")).expect(200);
+    gateway.wait_exhausted(&key, "team_budget");
+    gateway.post(&key, CHAT, &chat("mock")).expect(429);
+    ledger::assert_no_doubles(&gateway.wait_rows(4, SOON));
+    gateway.idle_check();
+}
+
+#[test]
+fn the_first_log_line_says_who_the_replica_is() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock).start();
+    let log = gateway.process.stderr.all();
+    let first: serde_json::Value = serde_json::from_str(&log[0]).expect("a log line is JSON");
+    assert_eq!(first["msg"], "replica identity resolved");
+    assert_eq!((&first["name"], &first["source"]), (&"tt-test".into(), &"config".into()));
+    assert_eq!(first["stable"], true);
+    for line in &log {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(line["time"].is_string() && line["level"].is_string() && line["msg"].is_string(), "{line}");
+    }
+    let wanted = std::env::var("TT_TEST_DRIVER").unwrap_or_default();
+    if matches!(wanted.as_str(), "io_uring" | "epoll") {
+        assert!(gateway.log_text().contains(&wanted), "the driver in use is logged: {}", gateway.log_text());
+    }
+}
+
+#[test]
+fn health_answers_without_a_token() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock)
+        .server("admin_token_env", "TT_TEST_ADMIN_TOKEN")
+        .env("TT_TEST_ADMIN_TOKEN", Some("admin-secret"))
+        .start();
+    for path in ["/livez", "/readyz", "/healthz"] {
+        assert_eq!(gateway.admin_get(path).status, 200, "{path}");
+    }
+    let keys = Request::get("/tt/api/v1/keys");
+    assert_eq!(http::exchange(gateway.admin, &keys).status, 401);
+    assert_eq!(http::exchange(gateway.admin, &keys.clone().key("wrong")).status, 401);
+    assert_eq!(http::exchange(gateway.admin, &keys.key("admin-secret")).status, 200);
+}
