@@ -4,12 +4,13 @@
 //! producer's own overflow; past that they are dropped and counted. The consumer sleeps on its [`Pager`] and is
 //! woken only if it said that it sleeps, so that a busy system pays no wake-up per item.
 
+mod pager;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::thread::Thread;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use pager::Pager;
 
 /// Counts that anyone may read: how far the producer is ahead, and what it had to give up.
 #[derive(Default)]
@@ -124,36 +125,5 @@ impl<T> RingReceiver<T> {
     /// Whether the producer is gone and the ring is empty: nothing will ever come.
     pub fn is_finished(&self) -> bool {
         self.ring.is_abandoned() && self.ring.is_empty()
-    }
-}
-
-/// Wakes one plain thread, if it sleeps.
-#[derive(Default)]
-pub struct Pager {
-    asleep: AtomicBool,
-    thread: OnceLock<Thread>,
-}
-
-impl Pager {
-    /// Wakes the sleeper if it said that it sleeps. Never waits; costs a load when it is awake.
-    pub fn page(&self) {
-        // The fence pairs with the one in `sleep`: either we see `asleep`, or the sleeper sees our item.
-        fence(Ordering::SeqCst);
-        let sleeps = self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
-        if sleeps && let Some(thread) = self.thread.get() {
-            thread.unpark();
-        }
-    }
-
-    /// Sleeps until paged or `longest` passed, unless `has_work` says otherwise once the flag is up.
-    /// Only ever called by one thread.
-    pub fn sleep(&self, longest: Duration, has_work: impl FnOnce() -> bool) {
-        self.thread.get_or_init(std::thread::current);
-        self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if !has_work() {
-            std::thread::park_timeout(longest);
-        }
-        self.asleep.store(false, Ordering::Release);
     }
 }
