@@ -234,6 +234,13 @@ fn must_be_priced(rules: &Rules, plan: &NodePlan, ask: &Ask<'_>) -> Result<(), S
     ))
 }
 
+/// Whether a body is JSON by its content type or by its looks.
+fn is_json(client: &Client, body: &[u8]) -> bool {
+    let content_type = client.head.fields.get(&client.buf, "content-type").unwrap_or_default();
+    memchr::memmem::find(&content_type.to_ascii_lowercase(), b"json").is_some()
+        || body.trim_ascii_start().starts_with(b"{")
+}
+
 /// Reads what the body says. A pass-through path may carry anything; every other one carries JSON.
 fn inspect(core: &Core, client: &Client, range: &std::ops::Range<usize>, endpoint: Endpoint) -> Result<Asking, Stop> {
     let bytes = client.buf.get(range.clone()).unwrap_or_default();
@@ -242,13 +249,10 @@ fn inspect(core: &Core, client: &Client, range: &std::ops::Range<usize>, endpoin
         return Err(stop(Fault::Encoded, "a compressed body cannot be governed; send it without content-encoding"));
     }
     let mut inspector = core.inspector.borrow_mut();
-    let content_type = client.head.fields.get(&client.buf, "content-type").unwrap_or_default();
-    let claims_json = memchr::memmem::find(&content_type.to_ascii_lowercase(), b"json").is_some();
-    let is_json = claims_json || bytes.trim_ascii_start().starts_with(b"{");
     match inspector.inspect(bytes) {
         Ok(asked) => Ok(Asking(Some(asked))),
         // A form or a file names no model we could match; JSON that hides its model is refused like everywhere.
-        Err(_) if endpoint == Endpoint::Passthrough && !is_json => Ok(Asking(None)),
+        Err(_) if endpoint == Endpoint::Passthrough && !is_json(client, bytes) => Ok(Asking(None)),
         Err(BadBody::NoModel) if endpoint == Endpoint::Passthrough => Ok(Asking(None)),
         Err(bad) => Err(stop(Fault::InvalidRequest, bad.to_string())),
     }

@@ -403,3 +403,26 @@ fn a_key_of_ours_is_forwarded_in_no_spelling() {
     let seen = mock.log_text();
     assert!(!seen.contains(&secret[8..]), "{seen}");
 }
+
+#[test]
+fn an_answer_given_before_the_body_was_read_is_passed_on_and_timed_from_its_request() {
+    // Reads the head alone, answers, and closes on the rest of a body that no socket buffer holds.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let _ = stream.read(&mut [0; 1024]);
+            let body = r#"{"error":{"message":"too large for me"}}"#;
+            let _ = write!(stream, "HTTP/1.1 413 X\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    let gateway = Setup::new().upstream("picky", "openai", addr, r#"["mock*"]"#, "").start();
+    let key = gateway.mint(DEV1);
+    let body = json!({"model": "mock", "messages": [{"role": "user", "content": "x".repeat(20 << 20)}]});
+    let answer = gateway.post(&key, CHAT, &body);
+    let row = gateway.row(&answer);
+    // A reset may overtake the answer on its way to us; then it is our 502. What is never right is a made-up time.
+    assert!(matches!(answer.status, 413 | 502), "{}", answer.text());
+    assert!(row["first_byte_us"].as_u64().unwrap_or(0) <= row.number("latency_us"), "{:?}", row.0);
+}

@@ -156,6 +156,7 @@ impl Life {
         let now_ns = clock::mono_ns();
         self.row.overhead_us += now_ns.saturating_sub(self.ours_since_ns) / 1_000;
         self.ours_since_ns = now_ns;
+        self.sent_ns = now_ns; // for an answer that comes before the request was written to its end
     }
 
     /// The last byte of the request was written.
