@@ -5,11 +5,12 @@
 //! if it leaves the connection to the provider is closed at once.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::rc::Rc;
 
 use io::clock;
 use io::http1::{FieldKind, HeadLimits, Method, ResponseHead, target, write};
-use io::runtime::{Ready, Socket, either_readable, give_buffer, take_buffer};
+use io::runtime::{Beside, Socket, give_buffer, read_beside, take_buffer};
 use io::upstream::{ConnectError, connect};
 use shards::scope::Endpoint;
 
@@ -23,7 +24,7 @@ use crate::rules::{Credential, Upstream};
 /// A body up to this size is copied behind its head and sent with it in one write.
 const ONE_WRITE_MAX: usize = 16 * 1024;
 /// One read of an answer.
-pub const READ_ROOM: usize = 16 * 1024;
+const READ_ROOM: usize = 16 * 1024;
 /// The head of a provider's answer may be larger than a caller's: some send whole policies in it.
 const ANSWER_HEAD_BYTES_MAX: u32 = 256 * 1024;
 /// A caller may send this much of its next requests while the current one is served.
@@ -145,6 +146,9 @@ async fn ask_once(
         life.row.forwarded = true;
         life.sent = false;
         if let Err(error) = send(client, &mut socket, &head, rewritten, call).await {
+            if error.kind() == std::io::ErrorKind::ConnectionAborted {
+                break Failure::ClientGone;
+            }
             // The provider took part of it and then nothing. The body's buffer stayed with the driver, so that there
             // is nothing left to send again.
             if error.kind() == std::io::ErrorKind::TimedOut || client.buf.len() < call.body.end {
@@ -279,11 +283,14 @@ async fn send(
     let (result, wire) = socket.write_all(wire, WRITE_STALL_NS).await;
     give_buffer(wire);
     result?;
+    // Large enough for a slow provider to make it last: the caller is watched meanwhile.
     if let Some(body) = rewritten {
-        return socket.write_all(body.to_vec(), WRITE_STALL_NS).await.0;
+        let (body, all) = (body.to_vec(), 0..body.len());
+        return socket.write_part_for(body, all, WRITE_STALL_NS, &mut client.socket).await.0;
     }
     // The body is lent to the driver and comes back, for another attempt.
-    let (result, buf) = socket.write_part(std::mem::take(&mut client.buf), call.body.clone(), WRITE_STALL_NS).await;
+    let (body, part) = (std::mem::take(&mut client.buf), call.body.clone());
+    let (result, buf) = socket.write_part_for(body, part, WRITE_STALL_NS, &mut client.socket).await;
     client.buf = buf;
     result
 }
@@ -300,20 +307,15 @@ async fn await_head(
     let mut buf = Vec::new();
     let mut head = ResponseHead::default();
     loop {
-        let ready = wait(client, &mut socket, deadline_ns).await;
-        let untouched = buf.is_empty();
-        match ready {
-            Waited::Upstream => {}
-            Waited::ClientGone => return Err((Failure::ClientGone, untouched)),
-            Waited::Deadline => return Err((Failure::AnswerTimeout, untouched)),
-        }
         if buf.capacity() == 0 {
             buf = take_buffer();
         }
-        match socket.try_read(&mut buf, READ_ROOM).await {
-            Ok(None) => continue,
-            Ok(Some(count)) if count > 0 => {}
-            Ok(_) | Err(_) => return Err((Failure::NoAnswer, untouched)),
+        let untouched = buf.is_empty();
+        match read(client, &mut socket, &mut buf, deadline_ns).await {
+            Got::Bytes(_) => {}
+            Got::End | Got::Broken => return Err((Failure::NoAnswer, untouched)),
+            Got::ClientGone => return Err((Failure::ClientGone, untouched)),
+            Got::Deadline => return Err((Failure::AnswerTimeout, untouched)),
         }
         match head.parse(&buf, &limits, method) {
             Ok(Some(head_len)) => {
@@ -325,28 +327,36 @@ async fn await_head(
     }
 }
 
-/// How a wait for the provider ended.
+/// What came of reading from the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
-    /// It has something to say.
-    Upstream,
+pub enum Got {
+    /// That many bytes, behind those that were there.
+    Bytes(usize),
+    /// It ended the connection.
+    End,
+    /// The connection broke.
+    Broken,
     /// The caller left.
     ClientGone,
     /// Nothing came in time.
     Deadline,
 }
 
-/// Waits for the provider, and notices when the caller leaves. Bytes the caller pipelines are kept.
-pub async fn wait(client: &mut Client, socket: &mut Socket, deadline_ns: u64) -> Waited {
+/// Reads from the provider, and notices when the caller leaves. Bytes the caller pipelines are kept. After anything but
+/// bytes the connection to the provider is of no further use, and the buffer may be gone with it.
+pub async fn read(client: &mut Client, socket: &mut Socket, buf: &mut Vec<u8>, deadline_ns: u64) -> Got {
+    let mut reading = pin!(socket.read(buf, READ_ROOM));
     loop {
-        match either_readable(socket, &mut client.socket, deadline_ns).await {
-            Ready::First => return Waited::Upstream,
-            Ready::Deadline => return Waited::Deadline,
-            Ready::Second => match client.socket.try_read(&mut client.buf, READ_ROOM).await {
+        match read_beside(reading.as_mut(), &mut client.socket, deadline_ns).await {
+            Beside::Read(Ok(0)) => return Got::End,
+            Beside::Read(Ok(count)) => return Got::Bytes(count),
+            Beside::Read(Err(_)) => return Got::Broken,
+            Beside::Deadline => return Got::Deadline,
+            Beside::Other => match client.socket.try_read(&mut client.buf, READ_ROOM).await {
                 Ok(None) => {}
                 Ok(Some(count)) if count > 0 && client.buf.len().saturating_sub(client.end) < PIPELINED_BYTES_MAX => {}
                 // The end, a broken connection, or somebody who only fills our memory.
-                Ok(_) | Err(_) => return Waited::ClientGone,
+                Ok(_) | Err(_) => return Got::ClientGone,
             },
         }
     }

@@ -17,7 +17,7 @@ use shards::usage::UsageReport;
 
 use crate::connection::{After, Client, WRITE_STALL_NS};
 use crate::core::Core;
-use crate::exchange::{self, Answer, READ_ROOM, Waited};
+use crate::exchange::{self, Answer, Got};
 use crate::request::BYTES_PER_TOKEN;
 use crate::request::life::{Booking, Life};
 use crate::rules::Upstream;
@@ -103,16 +103,12 @@ pub async fn relay(
             }
         }
         let deadline_ns = clock::mono_ns().saturating_add(upstream.idle_timeout_ns);
-        let waited = exchange::wait(client, &mut socket, deadline_ns).await;
-        match waited {
-            Waited::Upstream => {}
-            Waited::ClientGone => break End::ClientGone,
-            Waited::Deadline => break End::Silent,
-        }
-        match socket.try_read(&mut buf, READ_ROOM).await {
-            Ok(Some(0)) if decoder.ends_at_close() => break End::WholeAtClose,
-            Ok(Some(0)) | Err(_) => break End::Cut,
-            Ok(_) => {}
+        match exchange::read(client, &mut socket, &mut buf, deadline_ns).await {
+            Got::Bytes(_) => {}
+            Got::End if decoder.ends_at_close() => break End::WholeAtClose,
+            Got::End | Got::Broken => break End::Cut,
+            Got::ClientGone => break End::ClientGone,
+            Got::Deadline => break End::Silent,
         }
     };
     life.last_byte();

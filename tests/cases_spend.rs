@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::io::Read;
+use std::net::TcpListener;
 use std::thread;
 
 use common::scripted::{chat_reply, json_answer, sse_answer};
@@ -52,6 +54,31 @@ fn c02_a_client_that_leaves_before_its_answer_pays_for_its_prompt() {
     row.assert_estimated();
     // 31 bytes / 4 = 7 tokens x 1.00 USD per million; nothing was relayed
     assert_eq!((row.usage("input"), row.usage("output"), row.cost()), (7, 0, Some(7_000)));
+    gateway.idle_check();
+}
+
+#[test]
+fn c02_a_client_that_leaves_while_its_large_body_is_being_forwarded_is_noticed_at_once() {
+    // A provider that takes the connection and then nothing: 8 MiB do not fit into the sockets between.
+    let provider = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mock = Mock::start();
+    let setup = Setup::new().mock(&mock, r#"["mock"]"#);
+    let setup = setup.upstream("slow", "openai", provider.local_addr().unwrap(), r#"["mock-slow"]"#, "");
+    let gateway = setup.limit("team_slots", "concurrency", "amount: 2").start();
+    let key = gateway.mint(DEV1);
+    let body = json!({"model": "mock-slow", "messages": [{"role": "user", "content": "x".repeat(8 << 20)}]});
+    let mut caller = Conn::open(gateway.addr);
+    caller.send(&Request::post(CHAT).key(&key.secret).json(&body));
+    let (mut forwarded, _) = provider.accept().unwrap();
+    forwarded.read_exact(&mut [0; 1024]).expect("the head is forwarded");
+    assert_eq!(gateway.me(&key).limit("team_slots").live(), 1);
+    drop(caller);
+    until("the lease to return", PROMPTLY, || gateway.me(&key).limit("team_slots").live() == 0);
+    let row = gateway.wait_rows(1, PROMPTLY).remove(0);
+    assert_eq!((row.decision(), row.outcome()), ("admitted", "client_gone"));
+    let mut rest = Vec::new();
+    let _ = forwarded.read_to_end(&mut rest); // ends, because the gateway closed the connection to the provider
+    assert!(rest.len() < 8 << 20, "the provider got all of it");
     gateway.idle_check();
 }
 

@@ -12,7 +12,9 @@ static ORIGIN: OnceLock<Instant> = OnceLock::new();
 /// Nanoseconds since the first call in this process. Never waits.
 pub fn mono_ns() -> u64 {
     let origin = ORIGIN.get_or_init(Instant::now);
-    u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    // In whole nanoseconds at once: a request reads this clock about ten times.
+    let since = origin.elapsed();
+    since.as_secs().wrapping_mul(1_000_000_000).wrapping_add(u64::from(since.subsec_nanos()))
 }
 
 /// The monotonic instant `ns` after the process's origin, for timers.

@@ -3,6 +3,7 @@
 //! monoio's own fallback covers a seccomp block but not a small memlock limit or a kernel that lacks a set-up
 //! flag, so the ladder is ours. `single_issuer + defer_taskrun` costs 31 % less CPU than the default flags.
 
+use std::cell::Cell;
 use std::future::Future;
 
 use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
@@ -63,6 +64,15 @@ pub enum DriverError {
     Epoll(std::io::Error),
 }
 
+thread_local! {
+    static ON_EPOLL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this core runs on epoll.
+pub(super) fn on_epoll() -> bool {
+    ON_EPOLL.get()
+}
+
 const RING_ENTRIES: u32 = 1024;
 /// Fits a memlock limit of 64 KiB.
 const RING_ENTRIES_SMALL: u32 = 256;
@@ -92,6 +102,7 @@ where
                 RuntimeBuilder::<IoUringDriver>::new().with_entries(entries).uring_builder(ring).enable_timer().build();
             match built {
                 Ok(mut runtime) => {
+                    ON_EPOLL.set(false);
                     let in_use = DriverInUse { kind: DriverKind::IoUring, setup, refused };
                     return Ok(runtime.block_on(async { main(in_use).await }));
                 }
@@ -103,6 +114,7 @@ where
         }
     }
     let mut runtime = RuntimeBuilder::<LegacyDriver>::new().enable_timer().build().map_err(DriverError::Epoll)?;
+    ON_EPOLL.set(true);
     let in_use = DriverInUse { kind: DriverKind::Epoll, setup: "epoll", refused };
     Ok(runtime.block_on(async { main(in_use).await }))
 }

@@ -17,6 +17,7 @@ use monoio::buf::{IoBuf, IoBufMut};
 use monoio::io::{AsyncReadRent, AsyncWriteRent};
 use monoio::net::TcpStream;
 
+use super::driver::on_epoll;
 use super::tls::Session;
 use super::{Alarm, ClientTls, ServerTls, give_buffer, take_buffer};
 use crate::clock;
@@ -30,14 +31,14 @@ pub enum Fill {
     Broken(io::Error),
 }
 
-/// Which side has something to say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
-    /// The first socket is readable (data, end or error).
-    First,
-    /// The second socket is readable.
-    Second,
-    /// Neither was before the deadline.
+/// How a read ended that was waited for beside another socket.
+#[derive(Debug)]
+pub enum Beside {
+    /// The read is done: that many bytes were appended, 0 at the peer's end.
+    Read(io::Result<usize>),
+    /// The other socket is readable (data, end or error). The read goes on.
+    Other,
+    /// Neither happened before the deadline. The read goes on.
     Deadline,
 }
 
@@ -85,13 +86,7 @@ impl Socket {
             return Poll::Ready(());
         }
         let stream = &self.stream;
-        let watch = self.watch.get_or_insert_with(|| {
-            let stream = stream.clone();
-            Box::pin(async move {
-                // SAFETY: shared access on the owning core; see `stream_ref`.
-                unsafe { &*stream.get() }.readable(false).await
-            })
-        });
+        let watch = self.watch.get_or_insert_with(|| Box::pin(watch(stream.clone())));
         // An error of the watch itself shows again, with its reason, in the read that follows.
         if watch.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
@@ -175,18 +170,77 @@ impl Socket {
         }
     }
 
-    /// Writes a part of a buffer that is still needed whole, such as a request body behind its head.
-    pub async fn write_part(
+    /// Reads what comes next and appends at most `room` bytes of it; 0 is the peer's end. Waits for it in the kernel:
+    /// one operation less than readiness and then a read, at the price that **who drops it before it is done gives up
+    /// the connection**, because bytes and buffer may be lost with it.
+    pub async fn read(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<usize> {
+        if self.tls.is_some() {
+            return Box::pin(self.read_tls(into, room)).await;
+        }
+        self.watch = None; // it would tell of bytes that this read takes
+        self.ready = false;
+        read_raw(self.stream_mut(), into, room).await
+    }
+
+    async fn read_tls(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<usize> {
+        loop {
+            self.readable(u64::MAX).await;
+            if let Some(count) = self.try_read_tls(into, room).await? {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Whether something came, or the peer ended or broke the connection. One system call; takes nothing, never waits.
+    pub fn has_news(&self) -> bool {
+        self.plain_left || !matches!(self.peek(), Peeked::Nothing)
+    }
+
+    fn peek(&self) -> Peeked {
+        let mut byte = 0_u8;
+        // SAFETY: one byte is looked at, into a byte of ours; nothing is taken from the socket and nothing waits.
+        let seen = unsafe {
+            let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+            libc::recv(self.stream_ref().as_raw_fd(), (&raw mut byte).cast(), 1, flags)
+        };
+        match seen {
+            0 => Peeked::Gone,
+            1.. => Peeked::Bytes,
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock => Peeked::Nothing,
+            _ => Peeked::Gone,
+        }
+    }
+
+    /// Writes a part of a buffer that is still needed whole, such as a request body behind its head, as long as
+    /// `asker`, on whose behalf it is written, is there. `ConnectionAborted`: it left, and nobody needs the rest; this
+    /// connection is of no further use and the buffer may be gone. What the asker sends meanwhile stays unread.
+    pub async fn write_part_for(
         &mut self,
         bytes: Vec<u8>,
         part: std::ops::Range<usize>,
         stall_ns: u64,
+        asker: &mut Socket,
     ) -> (io::Result<()>, Vec<u8>) {
-        if self.tls.is_some() {
-            let piece = bytes.get(part).unwrap_or_default().to_vec();
-            return (self.write_all(piece, stall_ns).await.0, bytes);
+        let gone = |cx: &mut Context<'_>| asker.poll_gone(cx);
+        let Some(session) = self.tls.as_mut() else {
+            return self.write_raw_part(bytes, part, stall_ns, gone).await;
+        };
+        let piece = bytes.get(part).unwrap_or_default();
+        let mut sealed = Vec::with_capacity(piece.len() + piece.len() / 64 + 256);
+        if let Err(error) = session.seal(piece, &mut sealed) {
+            return (Err(error), bytes);
         }
-        self.write_raw_part(bytes, part, stall_ns).await
+        let all = 0..sealed.len();
+        (self.write_raw_part(sealed, all, stall_ns, gone).await.0, bytes)
+    }
+
+    /// Ready when the peer has ended or broken the connection. Bytes it sent are left where they are; a peer that has
+    /// sent some is taken to be there.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.plain_left || self.poll_readable(cx).is_pending() {
+            return Poll::Pending;
+        }
+        if matches!(self.peek(), Peeked::Gone) { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Writes all bytes; the buffer comes back for reuse. `TimedOut` when the peer took nothing for `stall_ns`:
@@ -205,7 +259,7 @@ impl Socket {
 
     async fn write_raw(&mut self, bytes: Vec<u8>, stall_ns: u64) -> (io::Result<()>, Vec<u8>) {
         let all = 0..bytes.len();
-        self.write_raw_part(bytes, all, stall_ns).await
+        self.write_raw_part(bytes, all, stall_ns, |_| Poll::Pending).await
     }
 
     async fn write_raw_part(
@@ -213,6 +267,7 @@ impl Socket {
         mut bytes: Vec<u8>,
         part: std::ops::Range<usize>,
         stall_ns: u64,
+        mut given_up: impl FnMut(&mut Context<'_>) -> Poll<()>,
     ) -> (io::Result<()>, Vec<u8>) {
         let mut sent = part.start;
         let end = part.end.min(bytes.len());
@@ -226,14 +281,18 @@ impl Socket {
             // go) and the connection closed: nobody may write after half a message.
             let done = poll_fn(|cx| {
                 if let Poll::Ready(done) = write.as_mut().poll(cx) {
-                    return Poll::Ready(Some(done));
+                    return Poll::Ready(Ok(done));
+                }
+                if given_up(cx).is_ready() {
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionAborted));
                 }
                 let at = *deadline_ns.get_or_insert_with(|| clock::mono_ns().saturating_add(stall_ns));
-                alarm.poll_at(cx, at).map(|()| None)
+                alarm.poll_at(cx, at).map(|()| Err(io::ErrorKind::TimedOut))
             })
             .await;
-            let Some((result, slice)) = done else {
-                return (Err(io::ErrorKind::TimedOut.into()), Vec::new());
+            let (result, slice) = match done {
+                Ok(done) => done,
+                Err(ended) => return (Err(ended.into()), Vec::new()),
             };
             bytes = slice.into_inner();
             match result {
@@ -321,18 +380,49 @@ const RAW_ROOM: usize = 16 * 1024 + 512;
 /// What TLS records of our own (handshake, alerts) may wait for a peer that takes nothing.
 const STALL_NS: u64 = 10_000_000_000;
 
-/// Waits until one of two sockets is readable: an upstream's answer, or the client that may have left.
-pub async fn either_readable(first: &mut Socket, second: &mut Socket, deadline_ns: u64) -> Ready {
+/// What a look at a socket shows.
+enum Peeked {
+    Nothing,
+    Bytes,
+    /// The peer's end, or a broken connection.
+    Gone,
+}
+
+/// Waits for a read that runs ([`Socket::read`]) while another socket is watched: an upstream's answer, and the client
+/// that may leave.
+pub async fn read_beside(
+    mut reading: Pin<&mut impl Future<Output = io::Result<usize>>>,
+    other: &mut Socket,
+    deadline_ns: u64,
+) -> Beside {
     poll_fn(|cx| {
-        if first.poll_readable(cx).is_ready() {
-            return Poll::Ready(Ready::First);
+        if let Poll::Ready(done) = reading.as_mut().poll(cx) {
+            return Poll::Ready(Beside::Read(done));
         }
-        if second.poll_readable(cx).is_ready() {
-            return Poll::Ready(Ready::Second);
+        if other.poll_readable(cx).is_ready() {
+            return Poll::Ready(Beside::Other);
         }
-        first.alarm.poll_at(cx, deadline_ns).map(|()| Ready::Deadline)
+        other.alarm.poll_at(cx, deadline_ns).map(|()| Beside::Deadline)
     })
     .await
+}
+
+/// Waits until the stream is readable.
+async fn watch(stream: Rc<UnsafeCell<TcpStream>>) -> io::Result<()> {
+    // SAFETY: shared access on the owning core; see `stream_ref`.
+    let stream = unsafe { &*stream.get() };
+    if !on_epoll() {
+        return stream.readable(false).await;
+    }
+    // monoio remembers the last event until something finds it out of date. Asked once, the kernel says what is true
+    // now and the memory is cleared; the event that ends the wait is then news, and the kernel is not asked again.
+    {
+        let mut asked = pin!(stream.readable(false));
+        if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(asked.as_mut().poll(cx))).await {
+            return done;
+        }
+    }
+    stream.readable(true).await
 }
 
 /// Appends at most `room` bytes from the stream. To be awaited to its end.

@@ -1,9 +1,10 @@
 //! Idle connections to one provider, kept by one core.
 
-use std::task::{Context, Waker};
-
 use crate::clock;
 use crate::runtime::Socket;
+
+/// Idle for longer than this, a connection is looked at before it is used: one system call.
+const LOOK_AFTER_NS: u64 = 1_000_000;
 
 /// A stack: the connection used last is the least likely to have been closed by the other side.
 pub struct Pool {
@@ -21,14 +22,15 @@ impl Pool {
 
     /// A connection that was open a moment ago, or `None`. Never waits for the network.
     pub fn take(&mut self) -> Option<Socket> {
-        while let Some((mut socket, since_ns)) = self.idle.pop() {
-            if clock::mono_ns().saturating_sub(since_ns) > self.idle_ns_max {
+        while let Some((socket, since_ns)) = self.idle.pop() {
+            let idle_ns = clock::mono_ns().saturating_sub(since_ns);
+            if idle_ns > self.idle_ns_max {
                 self.idle.clear(); // everything below is older still
                 return None;
             }
-            // An idle provider has nothing to say: readable means closed, or an answer nobody asked for.
-            // Nobody is woken by this look; whoever takes the socket polls it again.
-            if socket.poll_readable(&mut Context::from_waker(Waker::noop())).is_pending() {
+            // An idle provider has nothing to say: news means closed, or an answer nobody asked for. A connection that
+            // was used a moment ago is not looked at; should it be closed, the request is sent again on a fresh one.
+            if idle_ns <= LOOK_AFTER_NS || !socket.has_news() {
                 return Some(socket);
             }
         }
