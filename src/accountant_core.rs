@@ -58,8 +58,11 @@ pub struct Accountant {
     waiting: Vec<u8>,
     waiting_rows: u64,
     waiting_first_seq: u64,
-    /// Segments whose rollup must be made from their rows, because rows were folded into another one's.
-    inexact_segments: u8,
+    /// The open rollup is the sum of its segment's lines and of nothing else. Not so after a write failed: then rows were
+    /// folded that wait for the next segment, or that no segment will ever hold.
+    is_rollup_exact: bool,
+    /// A row of the batch was given up.
+    gave_up: bool,
     unsynced_since_ns: Option<u64>,
     retry_at_ns: u64,
     checkpoint_at_ns: u64,
@@ -71,10 +74,6 @@ pub struct Accountant {
 impl Accountant {
     fn checkpoint_path(&self) -> PathBuf {
         self.folder.dir().join("checkpoint.json")
-    }
-
-    fn rollup_of_segment_is_exact(&self) -> bool {
-        self.inexact_segments == 0
     }
 }
 
@@ -109,7 +108,11 @@ pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Row>>, shared:
             std::thread::park_timeout(BUSY_LOOK);
         } else {
             let longest = accountant.next_due(now_ns).min(IDLE_SLEEP);
-            pager.sleep(longest, || rows.iter().any(RingReceiver::has_items));
+            pager.sleep(longest, || {
+                rows.iter().any(RingReceiver::has_items)
+                    || rows.iter().all(RingReceiver::is_finished)
+                    || shared.ledger.is_asked_to_arm()
+            });
         }
     }
 }
@@ -132,6 +135,7 @@ impl Accountant {
         if self.batch.is_empty() {
             return;
         }
+        self.is_rollup_exact &= !std::mem::take(&mut self.gave_up);
         for row in self.batch.drain(..) {
             if self.meters.fold(&row.facts(), &shared.registry).is_err() {
                 tracing::error!(node = row.node.as_str(), "a row of our own has a malformed node");
@@ -145,6 +149,7 @@ impl Accountant {
         self.next_seq += 1;
         if self.waiting.len() >= WAITING_BYTES_MAX {
             ledger.drop_rows(1);
+            self.gave_up = true;
             self.batch.push(row); // lost to the record, but spent
             return;
         }
@@ -162,7 +167,7 @@ impl Accountant {
             return;
         }
         if now_ns < self.retry_at_ns {
-            self.inexact_segments = 2; // the batch is folded before it is known which segment takes it
+            self.is_rollup_exact = false; // the batch is folded before it is known which segment takes it
             return;
         }
         let began_ns = clock::mono_ns();
@@ -186,7 +191,7 @@ impl Accountant {
             }
             Err(error) => {
                 // The rows are folded now, into the rollup of a segment they may not end up in.
-                self.inexact_segments = 2;
+                self.is_rollup_exact = false;
                 self.failed(shared, now_ns, &error);
             }
         }
@@ -237,10 +242,10 @@ impl Accountant {
     /// Everything that is due by the clock.
     fn beat(&mut self, shared: &Shared, now_ns: u64, published: bool) {
         let wall = WallMs(clock::wall_ms());
-        if shared.ledger.take_limits_changed() {
-            let limits = shared.rules.load().limits.clone();
-            self.arm(&limits, &shared.registry, wall);
-            self.republish_at_ns = 0;
+        if let Some(limits) = shared.ledger.take_limits_to_arm() {
+            let unread = self.arm(&limits, &shared.registry, wall);
+            self.meters.republish(wall);
+            shared.ledger.armed(unread);
         }
         if now_ns >= self.republish_at_ns {
             self.meters.republish(wall);
@@ -333,7 +338,8 @@ pub fn open(
         waiting: Vec::new(),
         waiting_rows: 0,
         waiting_first_seq: 0,
-        inexact_segments: 0,
+        is_rollup_exact: true,
+        gave_up: false,
         unsynced_since_ns: None,
         retry_at_ns: 0,
         checkpoint_at_ns: clock::mono_ns() + CHECKPOINT_NS,

@@ -1,4 +1,4 @@
-//! The audit file: every change somebody made through the admin API or the command line. Who, when, what.
+//! The audit file: every change somebody made through the admin API, the command line or a signal. Who, when, what.
 //!
 //! JSON lines in `data_dir/audit.jsonl`. An entry is on the disk before the one who asked is answered, and a change that
 //! cannot be recorded is not answered as done. Entries hold ids and names, never a key or a token.
@@ -34,6 +34,11 @@ pub enum Who {
     CommandLine {
         /// Numeric user id.
         uid: u32,
+    },
+    /// By a signal; the kernel does not tell whose.
+    Signal {
+        /// `SIGHUP`.
+        name: &'static str,
     },
 }
 

@@ -1,8 +1,9 @@
 //! Starting and stopping, in order, on one page.
 //!
 //! ```text
-//! config → name → descriptors → ledger (lock, catch up) → keys → mock → rules → ports → accountant → cores → control
+//! config → name → descriptors → ledger (lock, catch up, last stop) → keys → mock → rules → ports → accountant → cores → control
 //! SIGTERM → readiness off → cores drain → accountant writes the last rows → checkpoint → exit 0
+//! SIGTERM again → cores cut what still runs → the same end
 //! ```
 //!
 //! A thread that dies of a panic ends the process, loudly: a gateway with a missing core is worse than a restart.
@@ -23,7 +24,7 @@ use io::runtime::{DriverChoice, TlsError};
 use io::upstream::Resolver;
 use shards::rate::Clock0;
 use shards::registry::Registry;
-use shards::units::MonoNs;
+use shards::units::{MonoNs, WallMs};
 
 use crate::accountant_core;
 use crate::cli::{Failure, Outcome, RunArgs};
@@ -31,6 +32,7 @@ use crate::config::{self, Auto, BaseUrl, Driver, Errors, Loaded, Origin, Surroun
 use crate::control::{self, Control};
 use crate::data_core::{self, Start};
 use crate::keys::{KeyFileError, KeyStore};
+use crate::last_stop::{LastStop, RunningMark};
 use crate::ledger::LedgerState;
 use crate::metrics::CoreMetrics;
 use crate::rules::Rules;
@@ -119,7 +121,6 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         stable = replica.is_stable(),
         "replica identity resolved"
     );
-    tracing::info!(config = origin.name(), "config loaded");
     if config::requires_coordination(&loaded.config) {
         return Err(BootError::NotBuilt(
             "shared_state: this build has no coordination tier; remove the section to run this replica on its own",
@@ -129,6 +130,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     let compiled = config::compile(&loaded, clock0).map_err(|errors| BootError::Config(Box::new(errors)))?;
     let secrets =
         config::secrets(&loaded, &Surroundings::of_process()).map_err(|errors| BootError::Config(Box::new(errors)))?;
+    tracing::info!(config = origin.name(), "config loaded");
     let warnings: Vec<String> = warnings(&loaded, &compiled);
     if !matches!(origin, Origin::Embedded) {
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -143,6 +145,15 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     let ledger = LedgerState::default();
     let limits = Arc::new(crate::rules::limits_in_force(&config, compiled.limits));
     let accountant = accountant_core::open(&config, &replica.name, &limits, &registry, &ledger)?;
+    let (mut mark, last_stop) = RunningMark::set(&config.data_dir, WallMs(clock::wall_ms()))?;
+    if let LastStop::Unclean { started } = &last_stop {
+        tracing::warn!(
+            started,
+            "the last process on this data folder did not stop cleanly: {}",
+            crate::last_stop::MEANING
+        );
+    }
+    ledger.set_last_stop(last_stop);
 
     // Keys, providers, rules.
     let keys = KeyStore::open(&config.data_dir.join("keys.json"))?;
@@ -223,6 +234,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         })?);
     }
     wait_for_drivers(&shared, &mut cores)?;
+    mark.serves(WallMs(clock::wall_ms()))?;
 
     // Control, on this thread, until a signal ends it.
     let control =
@@ -243,6 +255,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     }
     pager.page();
     let _ = accountant.join();
+    drop(mark);
     tracing::info!("stopped");
     Ok(())
 }

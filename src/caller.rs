@@ -39,6 +39,15 @@ pub enum Unknown {
 }
 
 impl Unknown {
+    /// The word metrics count it by.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Unknown::NoKey => "no_key",
+            Unknown::BadKey => "bad_key",
+            Unknown::TwoKeys => "two_keys",
+        }
+    }
+
     /// The message of the 401.
     pub fn message(self) -> &'static str {
         match self {

@@ -9,9 +9,13 @@ use shards::rate::Clock0;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin;
+use crate::audit::{AuditFile, Who};
 use crate::config::{self, Config, Origin, Secrets};
 use crate::rules::Rules;
 use crate::shared::Shared;
+
+/// How long a reload waits for the accountant to look at new limits; it looks every second when nothing hangs.
+const ARM_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// What the admin API and the signals act through.
 pub struct Control {
@@ -61,8 +65,26 @@ impl Control {
         }
     }
 
+    /// Reloads, and writes into the audit who wanted it and what came of it. Waits for the disk.
+    pub fn reload_for(&self, who: &Who) -> (Result<Reloaded, String>, std::io::Result<()>) {
+        let reloaded = self.reload();
+        let (what, outcome) = match &reloaded {
+            Ok(reloaded) => {
+                let warnings = reloaded.warnings.len();
+                (serde_json::json!({"warnings": warnings, "needs_restart": reloaded.needs_restart}), "done")
+            }
+            Err(_) => (serde_json::json!({}), "refused"),
+        };
+        let audit = AuditFile::of(&self.shared.rules.load().config.data_dir);
+        let now = shards::units::WallMs(io::clock::wall_ms());
+        (reloaded, audit.record(now, who, "config.reload", &what, outcome))
+    }
+
     /// Compiles the file aside and swaps it in. A file that does not compile changes nothing; the error says why.
-    pub fn reload(&self) -> Result<Reloaded, String> {
+    ///
+    /// New limits reach the accountant first and the gates after it: no gate ever reads a new budget before the rows
+    /// that the period already holds are in it.
+    fn reload(&self) -> Result<Reloaded, String> {
         // One at a time: the file read last is the one in force.
         let _one = self.reloading.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let loaded = self.origin.load().map_err(|errors| errors.to_string())?;
@@ -71,20 +93,27 @@ impl Control {
         }
         let compiled = config::compile(&loaded, self.clock0).map_err(|errors| errors.to_string())?;
         let all = loaded.warnings.iter().chain(&compiled.warnings);
-        let warnings: Vec<String> =
+        let mut warnings: Vec<String> =
             all.map(|warning| format!("{}: {} ({})", warning.path, warning.message, warning.remedy)).collect();
         let before = self.shared.rules.load_full();
         let needs_restart = config::needs_restart(&before.config, &loaded.config);
         let mut config = loaded.config;
-        let limits = crate::rules::limits_in_force(&config, compiled.limits);
+        let limits = Arc::new(crate::rules::limits_in_force(&config, compiled.limits));
         keep_what_runs(&mut config, &before.config);
-        let rules =
-            Rules::build(config, Arc::new(limits), compiled.prices, warnings.clone(), &self.resolver, self.mock)
-                .map_err(|error| format!("server.tls: {error}"))?;
+        let mut rules = Rules::build(config, limits.clone(), compiled.prices, Vec::new(), &self.resolver, self.mock)
+            .map_err(|error| format!("server.tls: {error}"))?;
+        let unread = self.shared.ledger.arm(limits, ARM_WITHIN, || self.pager.page()).map_err(|_| {
+            let seconds = ARM_WITHIN.as_secs();
+            format!("ledger: it took no notice of the new limits for {seconds} s, so they were not put in force; is its disk hanging?")
+        })?;
+        if unread > 0 {
+            warnings.push(format!(
+                "ledger: {unread} segments could not be read, so new limits do not count the rows in them (the log says why)"
+            ));
+        }
+        rules.warnings = warnings.clone();
         self.shared.rules.store(Arc::new(rules));
-        self.shared.ledger.limits_changed();
         self.shared.announce();
-        self.pager.page();
         tracing::info!(needs_restart = needs_restart.join(", "), warnings = warnings.len(), "config reloaded");
         Ok(Reloaded { warnings, needs_restart })
     }
@@ -121,13 +150,11 @@ pub fn serve(control: &Arc<Control>, listener: TcpListener) -> std::io::Result<(
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                _ = hangup.recv() => {
+                // On the blocking pool: a reload that waits for the disk must not keep a SIGTERM waiting.
+                _ = hangup.recv() => drop(tokio::task::spawn_blocking({
                     let control = control.clone();
-                    let reloaded = tokio::task::spawn_blocking(move || control.reload()).await;
-                    if let Ok(Err(error)) = reloaded {
-                        tracing::error!("config not reloaded, the running one stays in force: {error}");
-                    }
-                }
+                    move || control.reload_by_signal()
+                })),
             }
         }
         refresh.abort();
@@ -143,7 +170,11 @@ pub fn serve(control: &Arc<Control>, listener: TcpListener) -> std::io::Result<(
             if control.drain_is_over() {
                 break;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::select! {
+                _ = terminate.recv() => control.cut_short(),
+                _ = interrupt.recv() => control.cut_short(),
+                () = tokio::time::sleep(std::time::Duration::from_millis(10)) => {}
+            }
         }
         admin.abort();
         Ok(())
@@ -170,6 +201,29 @@ async fn refresh_keys(control: Arc<Control>) {
 }
 
 impl Control {
+    /// SIGHUP.
+    fn reload_by_signal(&self) {
+        let (reloaded, audited) = self.reload_for(&Who::Signal { name: "SIGHUP" });
+        if let Err(error) = reloaded {
+            tracing::error!("config not reloaded, the running one stays in force: {error}");
+        }
+        if let Err(error) = audited {
+            tracing::error!(%error, "a reload could not be written into the audit");
+        }
+    }
+
+    /// A second SIGTERM or SIGINT: what still runs is cut now. Its rows are written all the same.
+    fn cut_short(&self) {
+        if self.shared.cutting.swap(true, std::sync::atomic::Ordering::AcqRel) {
+            return;
+        }
+        tracing::warn!(
+            connections = self.shared.cores.iter().map(|core| core.metrics.connections()).sum::<i64>(),
+            "told to stop again: open connections are cut now"
+        );
+        self.shared.cores.iter().for_each(|core| core.doorbell.ring());
+    }
+
     /// Whether `server.drain_timeout` has passed since the drain began.
     fn drain_is_over(&self) -> bool {
         let timeout_ns = crate::rules::ns(self.shared.rules.load().config.server.drain_timeout);

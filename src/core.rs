@@ -25,6 +25,7 @@ use shards::scope::{Endpoint, Node};
 use shards::units::{MonoNs, Now, WallMs};
 
 use crate::keys::Snapshot;
+use crate::memory::Owed;
 use crate::metrics::CoreMetrics;
 use crate::rules::{Routes, Rules, Upstream};
 use crate::shared::Shared;
@@ -54,6 +55,8 @@ pub struct Core {
     pub stop: StopAccepting,
     /// Connections it serves right now.
     pub connections: Cell<usize>,
+    /// Memory to be given back after large bodies.
+    pub owed: Owed,
     /// Reads request bodies.
     pub inspector: RefCell<Inspector>,
     view: RefCell<Rc<View>>,
@@ -106,6 +109,7 @@ impl Core {
             cut: Event::default(),
             stop: StopAccepting::default(),
             connections: Cell::new(0),
+            owed: Owed::default(),
             inspector: RefCell::new(Inspector::default()),
             view: RefCell::new(Rc::new(view)),
             pools: RefCell::default(),
@@ -261,6 +265,9 @@ impl Core {
             self.stop.stop();
             self.drain.set();
         }
+        if self.shared.cutting.load(Ordering::Acquire) {
+            self.cut.set();
+        }
     }
 
     /// Once a second: idle upstream connections, rows that waited in the overflow, counters at rest.
@@ -271,6 +278,7 @@ impl Core {
             pool.idle() > 0
         });
         self.flush_rows();
+        self.owed.tick();
         self.ticks.set(self.ticks.get().wrapping_add(1));
         if self.ticks.get().is_multiple_of(SWEEP_EVERY) {
             // A counter that a remembered plan holds is in use: forget first, so that what rests can go.

@@ -180,15 +180,18 @@ impl Drop for Open {
 async fn drain(core: &Core) {
     let timeout_ns = ns(core.view().rules.config.server.drain_timeout);
     let deadline_ns = clock::mono_ns().saturating_add(timeout_ns);
-    while (core.connections.get() > 0 || !core.flush_rows()) && clock::mono_ns() < deadline_ns {
+    let is_over = || clock::mono_ns() >= deadline_ns || core.cut.is_set();
+    while (core.connections.get() > 0 || !core.flush_rows()) && !is_over() {
         sleep(Duration::from_millis(5)).await;
     }
-    if core.connections.get() > 0 {
-        tracing::warn!(
-            core = core.index,
-            connections = core.connections.get(),
-            "the drain time is over; open connections are cut"
-        );
+    if core.connections.get() > 0 || core.cut.is_set() {
+        if !core.cut.is_set() {
+            tracing::warn!(
+                core = core.index,
+                connections = core.connections.get(),
+                "the drain time is over; open connections are cut"
+            );
+        }
         core.cut.set();
         let deadline_ns = clock::mono_ns().saturating_add(CUT_NS);
         while (core.connections.get() > 0 || !core.flush_rows()) && clock::mono_ns() < deadline_ns {

@@ -3,9 +3,13 @@
 //! Written by the accountant, read by gates, panel and metrics. The accountant itself is in `accountant_core`.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
+use shards::plan::LimitSet;
+
+use crate::last_stop::LastStop;
 use crate::metrics::{Histogram, LATENCY_BOUNDS_US};
 
 /// Rows the panel can show without reading the disk.
@@ -26,11 +30,31 @@ pub struct LedgerState {
     waiting_rows: AtomicU64,
     written_rows: AtomicU64,
     errors: AtomicU64,
-    limits_changed: AtomicBool,
+    arming: Mutex<Arming>,
+    armed: Condvar,
+    last_stop: OnceLock<LastStop>,
     trouble: Mutex<Option<Trouble>>,
     recent: Mutex<VecDeque<(Vec<u8>, usize)>>,
     took: Mutex<[Histogram; 2]>,
 }
+
+/// Limits on their way to the accountant, who folds the period's earlier rows into new ones before any gate reads them.
+#[derive(Debug, Default)]
+enum Arming {
+    /// Nobody waits.
+    #[default]
+    Idle,
+    /// A reload waits; the accountant has not looked yet.
+    Asked(Arc<LimitSet>),
+    /// The accountant is at it.
+    Taken,
+    /// It is done, but for this many segments that it could not read.
+    Done(usize),
+}
+
+/// The accountant did not look at new limits in time: it hangs, most likely in the disk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Hangs;
 
 /// Why rows are not getting to disk right now.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -52,7 +76,9 @@ impl Default for LedgerState {
             waiting_rows: AtomicU64::new(0),
             written_rows: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            limits_changed: AtomicBool::new(false),
+            arming: Mutex::default(),
+            armed: Condvar::new(),
+            last_stop: OnceLock::new(),
             trouble: Mutex::default(),
             recent: Mutex::default(),
             took: Mutex::new([never(), never()]),
@@ -122,14 +148,66 @@ impl LedgerState {
         lock(&self.trouble).clone()
     }
 
-    /// A reload published other limits: the accountant must fold the period's earlier rows into new ones.
-    pub fn limits_changed(&self) {
-        self.limits_changed.store(true, Ordering::Release);
+    /// Has the accountant follow these limits and waits until their meters are complete and published; `page` wakes it.
+    /// Says how many segments could not be read. `Err`: it did not look within `longest`, and never will at this set.
+    /// One caller at a time.
+    pub fn arm(&self, limits: Arc<LimitSet>, longest: Duration, page: impl FnOnce()) -> Result<usize, Hangs> {
+        let mut arming = lock(&self.arming);
+        *arming = Arming::Asked(limits);
+        drop(arming);
+        page();
+        let until = Instant::now() + longest;
+        let mut arming = lock(&self.arming);
+        loop {
+            if let Arming::Done(unread) = *arming {
+                *arming = Arming::Idle;
+                return Ok(unread);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() && matches!(*arming, Arming::Asked(_)) {
+                *arming = Arming::Idle;
+                return Err(Hangs);
+            }
+            // Once it has begun it will end: it reads rollups, and rows go on only behind it.
+            let wait = left.max(Duration::from_millis(100));
+            arming = self.armed.wait_timeout(arming, wait).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
     }
 
-    /// Whether limits changed since this was asked last.
-    pub fn take_limits_changed(&self) -> bool {
-        self.limits_changed.swap(false, Ordering::AcqRel)
+    /// Whether limits wait for the accountant.
+    pub fn is_asked_to_arm(&self) -> bool {
+        matches!(*lock(&self.arming), Arming::Asked(_))
+    }
+
+    /// The limits that wait for the accountant; it owes [`LedgerState::armed`] for them.
+    pub fn take_limits_to_arm(&self) -> Option<Arc<LimitSet>> {
+        let mut arming = lock(&self.arming);
+        match std::mem::take(&mut *arming) {
+            Arming::Asked(limits) => {
+                *arming = Arming::Taken;
+                Some(limits)
+            }
+            other => {
+                *arming = other;
+                None
+            }
+        }
+    }
+
+    /// The accountant has published every meter of the limits it took.
+    pub fn armed(&self, unread_segments: usize) {
+        *lock(&self.arming) = Arming::Done(unread_segments);
+        self.armed.notify_all();
+    }
+
+    /// How the process before this one ended. Said once, by boot.
+    pub fn set_last_stop(&self, last_stop: LastStop) {
+        let _ = self.last_stop.set(last_stop);
+    }
+
+    /// How the process before this one ended; clean until boot has looked.
+    pub fn last_stop(&self) -> &LastStop {
+        self.last_stop.get().unwrap_or(&LastStop::Clean)
     }
 
     /// Remembers a batch of lines for the panel, and forgets the oldest.
@@ -154,4 +232,35 @@ impl LedgerState {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_limits_wait_until_the_accountant_has_published_them() {
+        let ledger = Arc::new(LedgerState::default());
+        assert!(ledger.take_limits_to_arm().is_none() && !ledger.is_asked_to_arm());
+        let (paged, page) = std::sync::mpsc::channel();
+        let accountant = {
+            let ledger = ledger.clone();
+            std::thread::spawn(move || {
+                page.recv().expect("paged once the limits are there");
+                let limits = ledger.take_limits_to_arm().expect("they are there");
+                ledger.armed(limits.limits.len() + 3);
+            })
+        };
+        let armed = ledger.arm(Arc::default(), Duration::from_secs(60), || paged.send(()).expect("it listens"));
+        assert_eq!(armed, Ok(3));
+        accountant.join().expect("the accountant ended well");
+        assert!(ledger.take_limits_to_arm().is_none(), "asked once, armed once");
+    }
+
+    #[test]
+    fn limits_that_nobody_looked_at_are_withdrawn() {
+        let ledger = LedgerState::default();
+        assert_eq!(ledger.arm(Arc::default(), Duration::ZERO, || ()), Err(Hangs));
+        assert!(!ledger.is_asked_to_arm() && ledger.take_limits_to_arm().is_none());
+    }
 }

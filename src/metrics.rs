@@ -94,6 +94,10 @@ pub struct Numbers {
     pub upstream_connects: u64,
     /// Requests refused before any verdict, by status code: bad heads, wrong keys, unknown paths.
     pub unjudged: BTreeMap<u16, u64>,
+    /// 401s, by why the caller is not known.
+    pub unauthenticated: BTreeMap<&'static str, u64>,
+    /// Requests that a shadow limit would have refused, by limit id.
+    pub shadow_breaches: BTreeMap<Arc<str>, u64>,
     /// Tasks that panicked. Each is a bug; the core lived on.
     pub panics: u64,
 }
@@ -117,6 +121,8 @@ impl Default for Numbers {
             usage_anomalies: 0,
             upstream_connects: 0,
             unjudged: BTreeMap::new(),
+            unauthenticated: BTreeMap::new(),
+            shadow_breaches: BTreeMap::new(),
             panics: 0,
         }
     }
@@ -140,6 +146,9 @@ impl Numbers {
         if let Some(first_byte_us) = row.first_byte_us {
             self.first_byte.record(first_byte_us);
         }
+        for limit in &row.shadow {
+            *self.shadow_breaches.entry(limit.clone()).or_default() += 1;
+        }
         let usage = &row.usage;
         let kinds = [usage.input, usage.output, usage.cached_input, usage.cache_write, usage.reasoning];
         self.tokens.iter_mut().zip(kinds).for_each(|(sum, tokens)| *sum = sum.saturating_add(tokens));
@@ -159,6 +168,8 @@ impl Numbers {
         merge(&mut self.refusals, &other.refusals);
         merge(&mut self.suspended, &other.suspended);
         merge(&mut self.unjudged, &other.unjudged);
+        merge(&mut self.unauthenticated, &other.unauthenticated);
+        merge(&mut self.shadow_breaches, &other.shadow_breaches);
         self.duration.add(&other.duration);
         self.overhead.add(&other.overhead);
         self.first_byte.add(&other.first_byte);

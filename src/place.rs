@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use io::http1::Method;
 use shards::scope::{Endpoint, Glob};
 
+use crate::config::Api;
 use crate::rules::Rules;
 
 /// Where a path leads.
@@ -52,27 +53,45 @@ pub fn of(rules: &Rules, path: &str, method: Method) -> Result<(Place, Cow<'stat
     if fits { Ok((place, Cow::Borrowed(known))) } else { Err(Nowhere::WrongMethod(allowed)) }
 }
 
-/// `GET /v1/models`: the plain names upstreams list, and for their globs the names the price table knows.
+/// `GET /v1/models`: the plain names upstreams list, and for their globs the names that the price table and `pricing:`
+/// know. A bare `*` stands for what the maker of the upstream's API sells: who asks an `api: anthropic` upstream for
+/// its models expects Claude, not the names of all the world. A name that several upstreams list is the first one's.
 pub fn models(rules: &Rules) -> Vec<u8> {
     let mut names: Vec<(&str, &str)> = Vec::new();
     for upstream in &rules.upstreams {
         for glob in &upstream.models {
             if !glob.as_str().contains(['*', '?']) {
                 names.push((glob.as_str(), &upstream.id));
-            } else if glob.as_str() != "*" {
+            } else if glob.as_str() == "*" {
+                let maker = match upstream.api {
+                    Api::Openai => "openai",
+                    Api::Anthropic => "anthropic",
+                };
+                names.extend(rules.prices.model_names_of(maker).map(|name| (name, &*upstream.id)));
+                names.extend(rules.prices.own_model_names().map(|name| (name, &*upstream.id)));
+            } else {
                 names.extend(known_names(rules, glob).map(|name| (name, &*upstream.id)));
             }
         }
     }
-    names.sort_unstable();
+    names.sort_by_key(|(name, _)| *name); // stable: of two upstreams the first in the file
     names.dedup_by_key(|(name, _)| *name);
+    // One list for both families of SDKs: each finds the members it knows and passes over the other's.
+    let (first, last) = (names.first().map(|(name, _)| *name), names.last().map(|(name, _)| *name));
     let data: Vec<_> = names
-        .into_iter()
-        .map(|(id, owner)| serde_json::json!({ "id": id, "object": "model", "created": 0, "owned_by": owner }))
+        .iter()
+        .map(|(id, owner)| {
+            serde_json::json!({
+                "id": id, "object": "model", "created": 0, "owned_by": owner,
+                "type": "model", "display_name": id, "created_at": "1970-01-01T00:00:00Z",
+            })
+        })
         .collect();
-    serde_json::json!({ "object": "list", "data": data }).to_string().into_bytes()
+    serde_json::json!({ "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last })
+        .to_string()
+        .into_bytes()
 }
 
 fn known_names<'r>(rules: &'r Rules, glob: &'r Glob) -> impl Iterator<Item = &'r str> {
-    rules.prices.model_names().filter(|name| glob.matches(name))
+    rules.prices.model_names().chain(rules.prices.own_model_names()).filter(|name| glob.matches(name))
 }

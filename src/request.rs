@@ -49,6 +49,8 @@ pub const BYTES_PER_TOKEN: u64 = 4;
 enum Stop {
     /// Something is wrong with it, or with us.
     Fault(Fault, Cow<'static, str>),
+    /// Nobody knows who asks.
+    Unknown(caller::Unknown),
     /// A limit refused it.
     Refused(Box<Refusal>),
     /// Nobody is there to hear an answer.
@@ -66,10 +68,12 @@ pub async fn serve(core: &Rc<Core>, client: &mut Client, head_len: usize) -> Aft
     let view = core.view();
     let mut life = Life::begin(core, client);
     client.end = 0;
-    match govern(core, &view, client, head_len, &mut life).await {
+    let after = match govern(core, &view, client, head_len, &mut life).await {
         Ok(after) => after,
         Err(stop) => answer(core, client, head_len, life, stop).await,
-    }
+    };
+    core.owed.after(client.buf.capacity());
+    after
 }
 
 /// The story itself.
@@ -100,8 +104,8 @@ async fn govern(
     })?;
 
     // Who.
-    let caller = caller::identify(view, &client.head, &client.buf, life.now.wall, &mut client.memo)
-        .map_err(|unknown| stop(Fault::Authentication, unknown.message()))?;
+    let caller =
+        caller::identify(view, &client.head, &client.buf, life.now.wall, &mut client.memo).map_err(Stop::Unknown)?;
     let endpoint = match place {
         Place::Models => {
             return Err(Stop::Answered { status: 200, body: place::models(rules), headers: Vec::new() });
@@ -292,7 +296,7 @@ fn choose(
     let ours = caller.may_use_our_credential(view);
     let usable: Vec<_> = serving.into_iter().filter(|upstream| ours || !upstream.has_own_credential()).collect();
     if usable.is_empty() {
-        return Err(stop(Fault::Authentication, caller::Unknown::NoKey.message()));
+        return Err(Stop::Unknown(caller::Unknown::NoKey));
     }
     let (ready, without_key): (Vec<_>, Vec<_>) =
         usable.into_iter().partition(|upstream| !matches!(upstream.credential, Credential::Missing));
@@ -342,6 +346,10 @@ fn exchange_stop(life: &mut Life, failure: Failure) -> Stop {
 /// Tells the caller what stopped its request, writes the row if a verdict was reached, and decides what becomes of
 /// the connection.
 async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life: Life, mut stop: Stop) -> After {
+    if let Stop::Unknown(unknown) = stop {
+        core.metrics.with(|numbers| *numbers.unauthenticated.entry(unknown.as_str()).or_default() += 1);
+        stop = self::stop(Fault::Authentication, unknown.message());
+    }
     let body_unread = client.end == 0;
     let keeps = client.head.keep_alive && !core.drain.is_set();
     let is_read = !body_unread && client.buf.len() >= client.end;
@@ -351,7 +359,7 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life:
     life.cors.append_to(&mut headers);
     let id = life.request_id();
     let (status, bytes) = match &mut stop {
-        Stop::Gone => (499, Vec::new()),
+        Stop::Gone | Stop::Unknown(_) => (499, Vec::new()), // the latter became a fault above
         Stop::Answered { status, body, headers: own } => {
             headers.extend_from_slice(own);
             (*status, std::mem::take(body))

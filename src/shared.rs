@@ -37,7 +37,9 @@ pub struct Shared {
     pub cores: Vec<CoreSeen>,
     /// SIGTERM was received: readiness is off, connections end after their request.
     pub draining: AtomicBool,
-    /// Monotonic ns and wall ms at boot.
+    /// A second signal was received: connections end now.
+    pub cutting: AtomicBool,
+    /// Wall ms at boot.
     pub started_wall_ms: i64,
     generation: AtomicU64,
 }
@@ -77,6 +79,7 @@ impl Shared {
             ledger,
             cores,
             draining: AtomicBool::new(false),
+            cutting: AtomicBool::new(false),
             started_wall_ms,
             generation: AtomicU64::new(1),
         }

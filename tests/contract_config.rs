@@ -444,6 +444,18 @@ fn broken_yaml_is_shown_where_it_breaks() {
     "#);
 }
 
+/// `run` compiles what `validate` compiles, and does not call a config loaded that it then refuses.
+#[test]
+fn a_refused_config_is_not_logged_as_loaded() {
+    let folder = folder();
+    let rate = "id: r, attach: { node: __global }, type: rpm, amount: 1";
+    std::fs::write(folder.join("tt.yaml"), limits(&[rate])).expect("the file can be written");
+    let ended = tokentriage(&folder, &["--log-format", "json", "run", "-c", "tt.yaml"]);
+    assert_eq!(ended.code, 1, "{}", ended.stderr);
+    assert!(ended.stderr.contains("replica identity resolved") && ended.stderr.contains("governance.limits[0]"));
+    assert!(!ended.stderr.contains("config loaded"), "{}", ended.stderr);
+}
+
 #[test]
 fn secrets_in_the_file_are_not_repeated() {
     let ended = validate(

@@ -59,6 +59,56 @@ fn a_stream_longer_than_the_drain_timeout_is_cut_and_still_has_its_row() {
     row.assert_estimated();
 }
 
+/// An operator who asks twice does not want to wait: the stream ends now, and everything else is as in a drain.
+#[test]
+fn a_second_signal_ends_the_drain_at_once_and_writes_the_rows() {
+    for second in [libc::SIGTERM, libc::SIGINT] {
+        let mock = Mock::start();
+        let gateway = Setup::with_mock(&mock).server("drain_timeout", "60s").start();
+        let key = gateway.mint(DEV1);
+        let body = with(question("mock+slow2000"), "stream", true.into());
+        let mut stream = gateway.stream(&key, CHAT, &body).expect(200);
+        stream.events(1);
+        gateway.process.terminate();
+        until("the drain to begin", SOON, || gateway.log_text().contains("draining"));
+        gateway.process.signal(second);
+        let status = gateway.process.wait_exit(AT_ONCE);
+        assert_eq!(status.code(), Some(0), "it was told to stop, and nothing was lost: {}", gateway.log_text());
+        assert!(gateway.log_text().contains("told to stop again"), "{}", gateway.log_text());
+        let finished = stream.finish();
+        assert!(!finished.complete, "half an answer does not look whole");
+        let row = gateway.row(&finished.head);
+        assert_eq!(row.outcome(), "timeout", "{}", row.0);
+        row.assert_estimated();
+        assert!(!gateway.data_dir.join("running").exists(), "a clean stop");
+    }
+}
+
+#[test]
+fn a_kill_leaves_a_mark_that_the_next_start_tells_of_and_a_stop_leaves_none() {
+    let mock = Mock::start();
+    let folder = folder::Folder::new();
+    let setup = Setup::with_mock(&mock).data_dir(folder.path().join("data"));
+    let last_stop = |gateway: &Gateway| {
+        let health = gateway.admin_get("/tt/api/v1/governance/health").expect(200).json();
+        let unclean = gateway.metrics().sum("tokentriage_unclean_start").expect("the metric is there");
+        assert_eq!(health["ledger"]["last_stop"]["clean"] == false, unclean == 1.0);
+        assert_eq!(gateway.log_text().contains("did not stop cleanly"), unclean == 1.0);
+        health["ledger"]["last_stop"].clone()
+    };
+    let gateway = setup.start();
+    assert_eq!(last_stop(&gateway), serde_json::json!({"clean": true, "started": null, "note": null}));
+    assert!(gateway.data_dir.join("running").exists());
+    gateway.process.kill();
+    let gateway = setup.start();
+    let killed = last_stop(&gateway);
+    assert!(killed["started"].as_str().is_some_and(|at| at.ends_with('Z')), "{killed}");
+    assert!(killed["note"].as_str().is_some_and(|note| note.contains("no row")), "{killed}");
+    assert!(gateway.stop(AT_ONCE).success());
+    assert!(!gateway.data_dir.join("running").exists());
+    assert_eq!(last_stop(&setup.start())["clean"], true);
+}
+
 #[test]
 fn a_restart_keeps_the_keys_and_what_was_spent() {
     let mock = Mock::start();

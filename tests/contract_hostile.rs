@@ -115,6 +115,12 @@ fn hop_by_hop_headers_stay_on_their_hop() {
         .header("TE", "trailers")
         .header("Upgrade", "websocket")
         .header("Proxy-Connection", "keep-alive")
+        // Who stands in front of us, and at which address, is our operator's business.
+        .header("X-Forwarded-For", "10.1.2.3")
+        .header("X-Forwarded-Host", "llm.internal")
+        .header("X-Forwarded-Proto", "http")
+        .header("Forwarded", "for=10.1.2.3;host=llm.internal")
+        .header("X-Real-IP", "10.1.2.3")
         .header("X-Keep-Me", "2")
         .header("openai-organization", "org-1")
         .json(&chat("mock"));
@@ -123,6 +129,10 @@ fn hop_by_hop_headers_stay_on_their_hop() {
     for name in ["x-drop-me", "keep-alive", "te", "upgrade", "proxy-connection", "transfer-encoding"] {
         assert_eq!(seen.header(name), None, "{name} in {:?}", seen.headers);
     }
+    assert!(
+        !seen.headers.iter().any(|(_, value)| value.contains("10.1.2.3") || value.contains("internal")),
+        "{seen:?}"
+    );
     assert_eq!((seen.header("x-keep-me"), seen.header("openai-organization")), (Some("2"), Some("org-1")));
     assert_eq!(seen.header("accept-encoding"), Some("identity"));
     let host = mock.addr.to_string();

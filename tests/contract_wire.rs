@@ -104,6 +104,24 @@ fn nothing_is_disclosed_when_the_operator_said_so() {
     gateway.idle_check();
 }
 
+/// A dashboard divides one by the other: remaining is what is left of the limit beside it, whatever the burst is.
+#[test]
+fn the_limit_beside_a_remaining_is_what_it_remains_of() {
+    let mock = Mock::start();
+    for (burst, left) in [(600, 599), (5, 4)] {
+        let gateway = Setup::with_mock(&mock)
+            .limit("team_rpm", "rpm", &format!("amount: 60, period: 1h, burst: {burst}"))
+            .start();
+        let answer = gateway.post(&gateway.mint(DEV1), MESSAGES, &message("mock")).expect(200);
+        assert_eq!(number(&answer, "x-ratelimit-limit-requests"), burst);
+        assert_eq!(number(&answer, "x-ratelimit-remaining-requests"), left);
+        assert_eq!(number(&answer, "anthropic-ratelimit-requests-limit"), burst);
+        assert_eq!(number(&answer, "anthropic-ratelimit-requests-remaining"), left);
+        assert_eq!(answer.header("ratelimit-policy"), Some("\"team_rpm\";q=60;w=3600"), "the rate, as configured");
+        gateway.idle_check();
+    }
+}
+
 #[test]
 fn a_providers_rate_headers_do_not_contradict_ours() {
     let upstream = Scripted::start(|asked| {
@@ -190,8 +208,32 @@ fn models_are_listed_once_each() {
     assert_eq!(list["object"], "list");
     let data = list["data"].as_array().expect("a list of models");
     assert!(data.iter().all(|model| model["id"].is_string() && model["object"] == "model"), "{list}");
+    // What Anthropic's SDK looks for in the same list.
+    assert!(data.iter().all(|model| model["type"] == "model" && model["display_name"] == model["id"]), "{list}");
+    assert_eq!((&list["has_more"], &list["first_id"]), (&false.into(), &data[0]["id"]), "{list}");
     assert_eq!(data.iter().filter(|model| model["id"] == "mock").count(), 1, "{list}");
     assert_eq!(gateway.send(&Request::get("/v1/models")).status, 401, "the list is no way around the key");
+    gateway.idle_check();
+}
+
+/// A client that lists models before it asks (Open WebUI, LibreChat) must find some behind `models: ["*"]`.
+#[test]
+fn a_bare_star_lists_what_the_maker_of_the_api_sells() {
+    let mock = Mock::start();
+    let gateway =
+        Setup::new().mock(&mock, r#"["*"]"#).price("{ model: \"own-finetune\", input_usd_per_mtok: 1 }").start();
+    let list = gateway.get(&gateway.mint(DEV1), "/v1/models").expect(200).json();
+    let data = list["data"].as_array().expect("a list of models").clone();
+    let owner = |name: &str| {
+        let found: Vec<_> = data.iter().filter(|model| model["id"] == name).collect();
+        assert!(found.len() <= 1, "{name} stands there twice");
+        found.first().map(|model| model["owned_by"].clone())
+    };
+    assert_eq!(owner("gpt-4o-mini"), Some("mock-openai".into()));
+    assert_eq!(owner("own-finetune"), Some("mock-openai".into()), "the operator's own price makes a name known");
+    let claude = data.iter().find(|model| model["id"].as_str().is_some_and(|id| id.starts_with("claude-")));
+    assert_eq!(claude.expect("Claude is there")["owned_by"], "mock-anthropic");
+    assert!(data.iter().all(|model| model["id"] != "mistral-large-latest"), "another maker's API");
     gateway.idle_check();
 }
 

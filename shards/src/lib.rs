@@ -7,6 +7,7 @@
 
 pub mod accountant;
 pub mod cell;
+pub mod duration;
 pub mod gate;
 pub mod gauge;
 pub mod limit;

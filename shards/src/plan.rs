@@ -19,7 +19,6 @@ use std::sync::Arc;
 pub use compile::{CompileInput, Compiled, compile};
 pub use look::LimitState;
 pub use nearest::nearest;
-pub use number::duration_ns;
 
 use crate::cell::Cell;
 use crate::gauge::Gauge;

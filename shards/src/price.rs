@@ -203,6 +203,16 @@ impl PriceBook {
         self.table.names()
     }
 
+    /// The exact names that `provider` (`openai`, `anthropic`, …) sells itself, by the embedded table.
+    pub fn model_names_of<'a>(&'a self, provider: &'a str) -> impl Iterator<Item = &'a str> {
+        self.table.names_of(provider)
+    }
+
+    /// The operator's own names: the entries under `pricing:` that are no globs.
+    pub fn own_model_names(&self) -> impl Iterator<Item = &str> {
+        self.overrides.iter().map(|(glob, _)| glob.as_str()).filter(|name| !name.contains(['*', '?']))
+    }
+
     /// Whether some model that fits `glob` has a price: what `validate` asks before it warns. Slow.
     pub fn prices_any(&self, glob: &Glob) -> bool {
         self.overrides.iter().any(|(own, _)| own.overlaps(glob)) || self.table.prices_any(glob)

@@ -292,6 +292,20 @@ fn the_four_tightest_are_named_tightest_first() {
 }
 
 #[test]
+fn remaining_is_never_more_than_the_limit_beside_it() {
+    let burst = |text: &str| LimitDecl { burst: Some(text.to_owned()), ..decl("rate", "rpm", "__global", "60") };
+    for (decl, limit, left) in
+        [(burst("600"), 600, 599), (burst("5"), 5, 4), (decl("rate", "rpm", "__global", "60"), 60, 59)]
+    {
+        let gateway = Gateway::new(&[decl]);
+        let headers = served(&gateway.admit(DEV, at(0.0)), Family::OpenAi, at(0.0));
+        assert!(headers.contains(&format!("x-ratelimit-limit-requests: {limit}\r\n")), "{headers}");
+        assert!(headers.contains(&format!("x-ratelimit-remaining-requests: {left}\r\n")), "{headers}");
+        assert!(headers.contains(";q=60;w=60\r\n"), "{headers}");
+    }
+}
+
+#[test]
 fn a_share_is_what_the_caller_sees() {
     let mut gateway = Gateway::new(&[share(decl("org_rpm", "rpm", "__global", "600"))]);
     gateway.n_live = 3;

@@ -16,24 +16,12 @@ use shards::refusal::Refusal;
 use shards::scope::Endpoint;
 use shards::settle::{OutputBound, Settlement};
 use shards::units::{MonoNs, Now, WallMs};
-use support::{AUGUST, BOOT, Gateway, SECOND_NS, decl, node, shadow, share};
+use support::{AUGUST, BOOT, Dice, Gateway, SECOND_NS, decl, node, shadow, share};
 
 const CALLERS: [&str; 4] =
     ["org:acme/team:ml/user:ann", "org:acme/team:ml/user:bob", "org:acme/team:web/user:cid", "org:beta"];
 const STEPS: u32 = 3_000;
 const CONNECTIONS: u64 = 12;
-
-/// Small and good enough; the same seed gives the same run on every machine.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-}
 
 /// A rate as the contract states it: one emission interval a unit, `burst` of them at once, debts up to ten bursts.
 #[derive(Clone, Copy)]

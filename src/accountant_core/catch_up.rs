@@ -69,8 +69,10 @@ impl Accountant {
         Ok(())
     }
 
-    /// Follows other limits after a reload; new ones are caught up with the period's earlier rows.
-    pub(super) fn arm(&mut self, limits: &Arc<LimitSet>, registry: &Registry, wall: WallMs) {
+    /// Follows other limits, which a reload is about to publish; new ones are caught up with the period's earlier rows.
+    /// Returns how many segments could not be read.
+    pub(super) fn arm(&mut self, limits: &Arc<LimitSet>, registry: &Registry, wall: WallMs) -> usize {
+        let mut unread = 0;
         if self.meters.arm(limits.clone(), registry, wall).is_some() {
             let open = self.log.position().map_or(u64::MAX, |position| position.segment);
             let segments = self.folder.segments().unwrap_or_default();
@@ -78,12 +80,14 @@ impl Accountant {
                 match self.rollup_of(segment) {
                     Ok(rollup) => self.meters.backfill(&rollup, registry),
                     Err(error) => {
+                        unread += 1;
                         tracing::error!(%error, "a new limit could not be caught up with rows of an earlier segment");
                     }
                 }
             }
         }
         self.meters.caught_up();
+        unread
     }
 
     /// A closed segment's sums: from its rollup, or from its rows when that is missing or unreadable.
@@ -106,14 +110,20 @@ impl Accountant {
     /// A segment was closed: its sums so far become its rollup.
     pub(super) fn close_segment(&mut self, segment: &Segment) {
         let rollup = self.meters.take_rollup();
-        if self.rollup_of_segment_is_exact() {
+        if self.is_rollup_exact {
             self.keep_rollup(segment, &rollup);
-        } else {
-            self.inexact_segments -= 1;
-            if let Err(error) = self.rollup_of(segment) {
-                tracing::warn!(%error, "a segment's rollup could not be made; it will be made when it is needed");
+            return;
+        }
+        if let Err(error) = self.rollup_of(segment) {
+            tracing::warn!(%error, "a segment's rollup could not be made; it will be made when it is needed");
+        }
+        // What waited was folded for the closed segment and is written to the new one.
+        for line in self.waiting.split_inclusive(|byte| *byte == b'\n') {
+            if let Ok(row) = decode_facts(line) {
+                self.meters.roll_again(&row);
             }
         }
+        self.is_rollup_exact = true;
     }
 
     fn keep_rollup(&self, segment: &Segment, rollup: &Rollup) {

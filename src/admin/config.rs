@@ -5,10 +5,9 @@ use std::sync::Arc;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use serde::Serialize;
-use serde_json::json;
 
 use super::answer::{Answer, Fault, blocking, ok};
-use super::{Admin, By, now};
+use super::{Admin, By};
 use crate::config::Config;
 
 #[derive(Serialize)]
@@ -28,17 +27,7 @@ pub async fn effective(State(admin): State<Arc<Admin>>) -> Answer {
 
 /// `POST /tt/api/v1/config/reload`. A file that does not compile changes nothing, and the answer says why.
 pub async fn reload(State(admin): State<Arc<Admin>>, Extension(by): By) -> Answer {
-    let reloaded = blocking(move || {
-        let reloaded = admin.control.reload();
-        let (what, outcome) = match &reloaded {
-            Ok(reloaded) => {
-                (json!({"warnings": reloaded.warnings.len(), "needs_restart": reloaded.needs_restart}), "done")
-            }
-            Err(_) => (json!({}), "refused"),
-        };
-        let audited = admin.audit.record(now().wall, &by.who(), "config.reload", &what, outcome);
-        (reloaded, audited)
-    });
+    let reloaded = blocking(move || admin.control.reload_for(&by.who()));
     let (reloaded, audited) = reloaded.await?;
     let reloaded = reloaded.map_err(|why| {
         let remedy = "correct the file and reload again; the running configuration stays in force";

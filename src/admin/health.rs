@@ -11,7 +11,7 @@ use shards::refusal::bounds::outage_note;
 use super::answer::{Answer, ok, with_status};
 use super::{Admin, now};
 use crate::shared::Shared;
-use crate::{me, when};
+use crate::{last_stop, me, when};
 
 /// What a replica without a coordination tier says of itself.
 const AIR_GAPPED: &str = "air-gapped: no shared-state tier configured — this is a single-node instance; distributed \
@@ -96,6 +96,17 @@ struct Ledger {
     tee_lag_rows: u64,
     written_rows: u64,
     errors: u64,
+    last_stop: LastStop,
+}
+
+/// How the process before this one ended.
+#[derive(Serialize)]
+struct LastStop {
+    clean: bool,
+    /// When it had started; null after a clean stop.
+    started: Option<String>,
+    /// What can have happened; null after a clean stop.
+    note: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -183,6 +194,12 @@ fn ledger(shared: &Shared) -> Ledger {
         tee_lag_rows: shared.tee_lag_rows(),
         written_rows: shared.ledger.written_rows(),
         errors: shared.ledger.errors(),
+        last_stop: match shared.ledger.last_stop() {
+            last_stop::LastStop::Clean => LastStop { clean: true, started: None, note: None },
+            last_stop::LastStop::Unclean { started } => {
+                LastStop { clean: false, started: Some(started.clone()), note: Some(last_stop::MEANING) }
+            }
+        },
     }
 }
 

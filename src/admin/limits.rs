@@ -84,7 +84,7 @@ fn page(shared: &Shared, node: Option<&Node>, now: Now) -> Page {
         }
         if let (Some(limit), Some(busiest)) = (limits.get(at), busiest.get_mut(at)) {
             let armed = Armed { limit: (*limit).clone(), node: key.node.clone(), counter: counter.clone() };
-            busiest.offer(fullness(&armed, now), armed);
+            busiest.offer(fullness(&armed.limit, &armed.counter, now), armed);
         }
     });
     let shown = limits.into_iter().zip(busiest).map(|(limit, busiest)| Shown {
@@ -103,6 +103,19 @@ fn page(shared: &Shared, node: Option<&Node>, now: Now) -> Page {
         id: limit.id.to_string(),
     });
     Page { n_live: N_LIVE, limits: shown.collect() }
+}
+
+/// Each limit in force, and how full its fullest scope is. Walks all counters.
+pub(super) fn fullest(shared: &Shared, now: Now) -> Vec<(Arc<str>, f64)> {
+    let rules = shared.rules.load_full();
+    let mut fullest: Vec<(Arc<str>, f64)> = rules.limits.limits.iter().map(|limit| (limit.id.clone(), 0.0)).collect();
+    let index: HashMap<&str, (usize, &Arc<Limit>)> =
+        rules.limits.limits.iter().enumerate().map(|(at, limit)| (limit.identity.as_str(), (at, limit))).collect();
+    shared.registry.each(|key, counter| {
+        let Some((at, limit)) = index.get(key.identity.as_str()).copied() else { return };
+        fullest[at].1 = fullest[at].1.max(fullness(limit, counter, now));
+    });
+    fullest
 }
 
 /// The entries of the file by id. Taken from its text: a float would round an amount.
@@ -136,9 +149,8 @@ fn concerns(limit: &Limit, node: &Node) -> bool {
 }
 
 /// How close a scope is to refusing: 0 untouched, 1 and more refuses.
-fn fullness(armed: &Armed, now: Now) -> f64 {
-    let limit = &armed.limit;
-    let (used, of) = match &armed.counter {
+fn fullness(limit: &Limit, counter: &Counter, now: Now) -> f64 {
+    let (used, of) = match counter {
         Counter::Cell(cell) => {
             let Some(rate) = limit.effective_rate(N_LIVE) else { return 0.0 };
             (rate.burst().saturating_sub(cell.peek(&rate, now.mono).remaining), rate.burst())

@@ -19,17 +19,27 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use super::answer::reading;
+use super::limits::fullest;
 use super::{Admin, now};
+use crate::last_stop::LastStop;
 use crate::ledger::DiskWork;
 use crate::me;
 use crate::metrics::{Histogram, Numbers, TOKEN_KINDS};
 use crate::shared::Shared;
 
 pub async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    let mut text = String::with_capacity(32 * 1024);
-    // A String takes everything, so that encoding cannot fail.
-    let _ = prometheus_text::encode(&mut text, &admin.metrics);
-    ([(CONTENT_TYPE, TEXT_FORMAT)], text).into_response()
+    // How full limits are takes a walk over all counters, which may be a million.
+    let scrape = reading(move || {
+        let mut text = String::with_capacity(32 * 1024);
+        // A String takes everything, so that encoding cannot fail.
+        let _ = prometheus_text::encode(&mut text, &admin.metrics);
+        text
+    });
+    match scrape.await {
+        Ok(text) => ([(CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
+        Err(fault) => fault.into_response(),
+    }
 }
 
 /// What a scrape encodes.
@@ -81,6 +91,16 @@ fn requests(scrape: &mut Scrape<'_>, numbers: &Numbers) -> Result<(), Error> {
         "tokentriage_unjudged_requests",
         "Requests answered before any verdict (bad heads, wrong keys, unknown paths), by status",
         numbers.unjudged.iter().map(|(code, count)| (labels([("code", &code.to_string())]), *count)),
+    )?;
+    scrape.counters(
+        "tokentriage_unauthenticated_requests",
+        "Requests answered with 401, by reason: no_key, bad_key (unknown, revoked or expired), two_keys",
+        numbers.unauthenticated.iter().map(|(reason, count)| (labels([("reason", reason)]), *count)),
+    )?;
+    scrape.counters(
+        "tokentriage_shadow_breaches",
+        "Requests that a limit in shadow would have refused, by limit",
+        numbers.shadow_breaches.iter().map(|(limit, count)| (labels([("limit", limit)]), *count)),
     )?;
     scrape.histogram("tokentriage_request_duration_seconds", "From head to last byte", &numbers.duration)?;
     scrape.histogram(
@@ -153,7 +173,9 @@ fn ledger(scrape: &mut Scrape<'_>, shared: &Shared) -> Result<(), Error> {
     )?;
     scrape.counter("tokentriage_ledger_errors", "Writes and syncs that failed", ledger.errors())?;
     let trouble = i64::from(ledger.trouble().is_some());
-    scrape.gauge("tokentriage_ledger_trouble", "1 while the disk takes no rows", trouble)
+    scrape.gauge("tokentriage_ledger_trouble", "1 while the disk takes no rows", trouble)?;
+    let unclean = i64::from(*ledger.last_stop() != LastStop::Clean);
+    scrape.gauge("tokentriage_unclean_start", "1 if the process before this one did not stop cleanly", unclean)
 }
 
 fn guarantees(scrape: &mut Scrape<'_>, shared: &Shared, numbers: &Numbers) -> Result<(), Error> {
@@ -167,6 +189,11 @@ fn guarantees(scrape: &mut Scrape<'_>, shared: &Shared, numbers: &Numbers) -> Re
             .limits
             .iter()
             .map(|limit| (labels([("limit", &limit.id)]), i64::from(me::suspension(shared, limit, now).is_some()))),
+    )?;
+    scrape.shares(
+        "tokentriage_limit_used_ratio",
+        "How full the fullest scope of a limit is: 0 untouched, 1 refuses; more where a limit can be passed",
+        fullest(shared, now).into_iter().map(|(limit, used)| (labels([("limit", &limit)]), used)),
     )?;
     scrape.counters(
         "tokentriage_suspended_verdicts",
@@ -231,6 +258,14 @@ impl Scrape<'_> {
     }
 
     fn gauges(&mut self, name: &str, help: &str, values: impl Iterator<Item = (Labels, i64)>) -> Result<(), Error> {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in values {
+            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn shares(&mut self, name: &str, help: &str, values: impl Iterator<Item = (Labels, f64)>) -> Result<(), Error> {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in values {
             ConstGauge::new(value).encode(family.encode_family(&labels)?)?;

@@ -1,16 +1,17 @@
 //! Every command with its arguments. What can be told to be wrong from the text alone is refused here.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use jiff::Timestamp;
-use shards::scope::{Level, Node};
+use shards::accountant::GroupBy;
+use shards::scope::Node;
 
 pub use crate::mock::MockArgs;
 
 use crate::config::{default, units};
+use crate::ledger_query;
+use crate::when::When;
 
 /// An LLM gateway that governs: budgets, quotas, rates and concurrency, per node, with the truth about how exact
 /// every number is.
@@ -166,8 +167,8 @@ pub struct QueryArgs {
     #[arg(long, value_name = "WHEN")]
     pub until: Option<When>,
     /// What each line is about: node (node:org, node:team, node:user), model, upstream, endpoint, key, limit, day, hour
-    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', default_value = "node")]
-    pub group_by: Vec<GroupBy>,
+    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', default_value = "node", value_parser = parse_group)]
+    pub group_by: Vec<String>,
     /// Only this node and those below it
     #[arg(long, value_name = "NODE", value_parser = parse_node)]
     pub node: Option<Node>,
@@ -187,73 +188,6 @@ pub struct QueryArgs {
     pub config: ConfigArg,
     #[command(flatten)]
     pub admin: AdminArg,
-}
-
-/// An instant as it is typed: so long ago, or a point in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    Ago(Duration),
-    At(Timestamp),
-}
-
-impl When {
-    /// The instant, given the present one. Before the beginning of time is the beginning of time.
-    pub fn resolve(self, now: Timestamp) -> Timestamp {
-        match self {
-            When::Ago(ago) => now.checked_sub(ago).unwrap_or(Timestamp::MIN),
-            When::At(at) => at,
-        }
-    }
-}
-
-impl FromStr for When {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(ago) = units::parse_duration(text) {
-            return Ok(When::Ago(ago));
-        }
-        text.parse()
-            .map(When::At)
-            .map_err(|_| format!("write {}, or an instant such as 2026-08-01T00:00:00Z", units::DURATION_HINT))
-    }
-}
-
-/// What the lines of a query are about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupBy {
-    /// The node itself, or its ancestor of a level.
-    Node(Option<Level>),
-    Model,
-    Upstream,
-    Endpoint,
-    Key,
-    Limit,
-    Day,
-    Hour,
-}
-
-impl FromStr for GroupBy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let level = text.strip_prefix("node:").and_then(Level::parse).filter(|level| *level != Level::Global);
-        Ok(match text {
-            "node" => GroupBy::Node(None),
-            "model" => GroupBy::Model,
-            "upstream" => GroupBy::Upstream,
-            "endpoint" => GroupBy::Endpoint,
-            "key" => GroupBy::Key,
-            "limit" => GroupBy::Limit,
-            "day" => GroupBy::Day,
-            "hour" => GroupBy::Hour,
-            _ if level.is_some() => GroupBy::Node(level),
-            _ => {
-                let known = "node, node:org, node:team, node:user, model, upstream, endpoint, key, limit, day, hour";
-                return Err(format!("write one of {known}"));
-            }
-        })
-    }
 }
 
 #[derive(Debug, Args)]
@@ -281,6 +215,11 @@ pub struct ManArgs {
 
 fn parse_node(text: &str) -> Result<Node, String> {
     Node::parse(text).map_err(|error| error.to_string())
+}
+
+fn parse_group(text: &str) -> Result<String, String> {
+    let known = GroupBy::parse(text).map(|_| text.to_owned());
+    known.ok_or_else(|| format!("write one of {}", ledger_query::GROUPS))
 }
 
 fn parse_lifetime(text: &str) -> Result<Duration, String> {
@@ -327,10 +266,9 @@ mod tests {
         else {
             panic!("not understood")
         };
-        let now: Timestamp = "2026-08-02T00:00:00Z".parse().unwrap();
-        assert_eq!(query.since.resolve(now).to_string(), "2026-08-01T00:00:00Z");
-        assert_eq!(query.until.unwrap().resolve(now).to_string(), "2026-08-01T23:00:00Z");
-        assert_eq!(query.group_by, [GroupBy::Node(Some(Level::Team)), GroupBy::Model, GroupBy::Hour]);
+        assert_eq!(query.since, "2026-08-01T00:00:00Z".parse().unwrap());
+        assert_eq!(query.until, Some(When::Distance(Duration::from_secs(3_600))));
+        assert_eq!(query.group_by, ["node:team", "model", "hour"]);
         assert!(parsed("tokentriage query --group-by node:global").is_err());
         assert!(parsed("tokentriage query --since yesterday").unwrap_err().contains("24h"));
         assert!(parsed("tokentriage query --json --csv").is_err());

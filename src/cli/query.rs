@@ -4,13 +4,12 @@
 
 use std::io::Write;
 
-use jiff::Timestamp;
 use shards::refusal::text;
 use shards::units::WallMs;
 
 use super::remote::Remote;
 use super::table::{Align, csv, table};
-use super::{Failure, GroupBy, Outcome, QueryArgs, print};
+use super::{Failure, Outcome, QueryArgs, print};
 use crate::config::{Config, Origin, Surroundings, resolve_replica};
 use crate::ledger_query::{Coverage, Ledger, Question, Spend, Sums};
 use crate::when;
@@ -35,12 +34,11 @@ pub struct Ask {
 }
 
 pub fn run(args: QueryArgs) -> Outcome {
-    let now = Timestamp::now();
-    let ms = |at: Timestamp| WallMs(at.as_millisecond());
+    let now = WallMs(io::clock::wall_ms());
     let ask = Ask {
-        since: ms(args.since.resolve(now)),
-        until: args.until.map_or(WallMs(now.as_millisecond().saturating_add(1)), |until| ms(until.resolve(now))),
-        group_by: args.group_by.iter().map(|part| word(*part)).collect(),
+        since: args.since.ago(now),
+        until: args.until.map_or(WallMs(now.0.saturating_add(1)), |until| until.ago(now)),
+        group_by: args.group_by,
         node: args.node.map(|node| node.to_string()),
         model: args.model,
         fleet: args.fleet,
@@ -88,21 +86,6 @@ pub fn from_files(config: &Config, ask: &Ask) -> Result<Spend, Failure> {
     let name = replica.map_or_else(|bad| bad.value, |replica| replica.name);
     let coverage = Coverage::one(&name, "offline", "ledger_files", WallMs(io::clock::wall_ms()));
     Ledger::at(&dir).query(&question, coverage).map_err(|error| Failure::Runtime(error.to_string()))
-}
-
-/// The word that [`Question`] reads.
-fn word(part: GroupBy) -> String {
-    match part {
-        GroupBy::Node(None) => "node".to_owned(),
-        GroupBy::Node(Some(level)) => format!("node:{}", level.as_str()),
-        GroupBy::Model => "model".to_owned(),
-        GroupBy::Upstream => "upstream".to_owned(),
-        GroupBy::Endpoint => "endpoint".to_owned(),
-        GroupBy::Key => "key".to_owned(),
-        GroupBy::Limit => "limit".to_owned(),
-        GroupBy::Day => "day".to_owned(),
-        GroupBy::Hour => "hour".to_owned(),
-    }
 }
 
 /// Writes the answer to stdout and what it does not say in numbers to stderr.

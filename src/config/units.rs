@@ -1,62 +1,21 @@
 //! Durations (`500ms`, `1m`, `1h30m`, `30d`) and sizes (`32MiB`) as people write them, in files and on the command
-//! line, and back. Decides the spelling only; which length is sensible for a key is the key's own range.
+//! line, and back. Decides the spelling only; which length is sensible for a key is the key's own range. Durations are
+//! read by `shards::duration`, as the periods of limits are.
 
 use std::time::Duration;
+
+use shards::duration::{DURATION_UNITS, parse_duration_ns};
 
 /// What a message offers when text is no duration.
 pub const DURATION_HINT: &str = "a duration such as 500ms, 10s, 1m, 24h or 30d";
 /// What a message offers when text is no size.
 pub const SIZE_HINT: &str = "a size such as 65536, 64KiB, 32MiB or 1GiB";
 
-/// Ten years. Longer is a slip of the finger, and everything below adds up in 64-bit nanoseconds.
-pub const DURATION_MAX: Duration = Duration::from_secs(3_650 * 86_400);
-
-/// Unit and its length in nanoseconds, longest first: the order in which a compound duration is written.
-const DURATION_UNITS: [(&str, u64); 7] = [
-    ("d", 86_400_000_000_000),
-    ("h", 3_600_000_000_000),
-    ("m", 60_000_000_000),
-    ("s", 1_000_000_000),
-    ("ms", 1_000_000),
-    ("us", 1_000),
-    ("ns", 1),
-];
-
 const SIZE_UNITS: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 /// Reads whole numbers with a unit each, biggest unit first. The text of the error says what is wrong with the text.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let mut rest = text;
-    let mut total_ns: u64 = 0;
-    let mut smallest = usize::MAX;
-    if text.is_empty() {
-        return Err("a duration cannot be empty".to_owned());
-    }
-    while !rest.is_empty() {
-        let (digits, after) = split_at_non_digit(rest);
-        let (unit, after) = split_at_digit(after);
-        if digits.is_empty() {
-            return Err(format!("`{text}` is no duration"));
-        }
-        if unit.is_empty() {
-            return Err(format!("`{text}` has no unit"));
-        }
-        let index = DURATION_UNITS.iter().position(|(name, _)| *name == unit);
-        let Some((index, (_, unit_ns))) = index.and_then(|index| Some((index, DURATION_UNITS.get(index)?))) else {
-            return Err(format!("`{text}` is no duration: `{unit}` is no unit of time"));
-        };
-        if smallest != usize::MAX && index <= smallest {
-            return Err(format!("`{text}` is no duration: its units must go from the longest to the shortest"));
-        }
-        smallest = index;
-        let part_ns = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(*unit_ns));
-        total_ns = part_ns
-            .and_then(|part_ns| total_ns.checked_add(part_ns))
-            .filter(|total_ns| Duration::from_nanos(*total_ns) <= DURATION_MAX)
-            .ok_or_else(|| format!("`{text}` is longer than ten years"))?;
-        rest = after;
-    }
-    Ok(Duration::from_nanos(total_ns))
+    parse_duration_ns(text).map(Duration::from_nanos)
 }
 
 /// Reads a count of bytes, with a binary unit or without one.
@@ -108,42 +67,10 @@ fn split_at_non_digit(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
 }
 
-fn split_at_digit(text: &str) -> (&str, &str) {
-    text.split_at(text.find(|c: char| c.is_ascii_digit()).unwrap_or(text.len()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn durations_are_read_as_the_contract_writes_them() {
-        for (text, ms) in
-            [("500ms", 500), ("1m", 60_000), ("24h", 86_400_000), ("30d", 2_592_000_000), ("1h30m", 5_400_000)]
-        {
-            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
-        }
-        assert_eq!(parse_duration("0s"), Ok(Duration::ZERO));
-    }
-
-    #[test]
-    fn a_duration_that_could_mean_two_things_is_refused() {
-        for (text, why) in [
-            ("", "a duration cannot be empty"),
-            ("10", "`10` has no unit"),
-            ("10 s", "`10 s` is no duration: ` s` is no unit of time"),
-            ("s", "`s` is no duration"),
-            ("-1s", "`-1s` is no duration"),
-            ("1.5s", "`1.5s` is no duration: `.` is no unit of time"),
-            ("1s1m", "`1s1m` is no duration: its units must go from the longest to the shortest"),
-            ("1s1s", "`1s1s` is no duration: its units must go from the longest to the shortest"),
-            ("99999999999999999999s", "`99999999999999999999s` is longer than ten years"),
-            ("3651d", "`3651d` is longer than ten years"),
-        ] {
-            assert_eq!(parse_duration(text).unwrap_err(), why);
-        }
-    }
 
     #[test]
     fn sizes_are_binary_and_say_so() {

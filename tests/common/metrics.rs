@@ -1,12 +1,65 @@
 //! A scrape of `/metrics`: Prometheus text, read just far enough to sum a metric over its labels.
 
+use std::io::Write;
+use std::process::{Command, Stdio};
+
 pub struct Metrics {
     /// `(name, labels as written, value)`.
     samples: Vec<(String, String, f64)>,
     pub text: String,
 }
 
+/// Every family that `wire.md` names and that a gateway of its own has.
+const DOCUMENTED: [&str; 22] = [
+    "requests_total",
+    "refusals_total",
+    "unauthenticated_requests_total",
+    "shadow_breaches_total",
+    "limit_used_ratio",
+    "request_duration_seconds",
+    "gateway_overhead_seconds",
+    "upstream_first_byte_seconds",
+    "tokens_total",
+    "cost_usd_total",
+    "inflight",
+    "connections",
+    "ring_lag_rows",
+    "dropped_rows_total",
+    "unpriced_rows_total",
+    "ledger_write_seconds",
+    "ledger_errors_total",
+    "unclean_start",
+    "fleet_live",
+    "identity_age_seconds",
+    "suspended",
+    "build_info",
+];
+
 impl Metrics {
+    /// Everything documented is there, no label names a tenant, and Prometheus' own linter has nothing to say.
+    #[track_caller]
+    pub fn assert_in_order(&self, tenants: &[&str]) {
+        for name in DOCUMENTED {
+            assert!(self.has(&format!("tokentriage_{name}")), "no tokentriage_{name} in\n{}", self.text);
+        }
+        for tenant in tenants {
+            assert!(!self.text.contains(tenant), "no tenant ids as labels: {tenant}");
+        }
+        let promtool = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut promtool =
+            promtool.expect("promtool is not installed; `./dev test` installs it, as does the package prometheus");
+        promtool.stdin.take().expect("piped above").write_all(self.text.as_bytes()).expect("promtool reads its input");
+        let said = promtool.wait_with_output().expect("promtool ends");
+        let complaints = [said.stdout, said.stderr].concat();
+        let complaints = String::from_utf8_lossy(&complaints);
+        assert!(said.status.success() && complaints.is_empty(), "{complaints}\nof\n{}", self.text);
+    }
+
     #[track_caller]
     pub fn parse(text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());

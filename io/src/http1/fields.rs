@@ -40,7 +40,8 @@ impl Span {
 pub enum FieldKind {
     /// Passed on.
     Plain,
-    /// Ends at this connection: never passed on. Fields that `Connection` names are not marked so; ask
+    /// Ends at this connection: never passed on. So do those that name who stands in front of us (`X-Forwarded-For`, …):
+    /// they are for our operator, and a provider outside has no business with addresses inside. Fields that `Connection` names are not marked so; ask
     /// [`Fields::is_connection_named`].
     HopByHop,
     /// Framing and addressing, which each side writes anew.
@@ -308,7 +309,12 @@ const fn specials_of(length: usize) -> &'static [(&'static str, FieldKind)] {
             ("trailer", FieldKind::HopByHop),
         ],
         8 => &[("x-tt-key", FieldKind::Credential), ("x-apikey", FieldKind::Credential)],
-        9 => &[("x-api-key", FieldKind::Credential), ("ratelimit", FieldKind::RateLimit)],
+        9 => &[
+            ("x-api-key", FieldKind::Credential),
+            ("ratelimit", FieldKind::RateLimit),
+            ("forwarded", FieldKind::HopByHop),
+            ("x-real-ip", FieldKind::HopByHop),
+        ],
         10 => &[
             ("keep-alive", FieldKind::HopByHop),
             ("connection", FieldKind::Connection),
@@ -323,8 +329,10 @@ const fn specials_of(length: usize) -> &'static [(&'static str, FieldKind)] {
             ("content-length", FieldKind::ContentLength),
             ("http2-settings", FieldKind::HopByHop),
             ("openai-api-key", FieldKind::Credential),
+            ("true-client-ip", FieldKind::HopByHop),
         ],
         15 => &[
+            ("x-forwarded-for", FieldKind::HopByHop),
             ("accept-encoding", FieldKind::AcceptEncoding),
             ("x-authorization", FieldKind::Credential),
             ("x-functions-key", FieldKind::Credential),
@@ -333,9 +341,20 @@ const fn specials_of(length: usize) -> &'static [(&'static str, FieldKind)] {
             ("content-encoding", FieldKind::ContentEncoding),
             ("proxy-connection", FieldKind::HopByHop),
             ("x-openai-api-key", FieldKind::Credential),
+            ("x-forwarded-host", FieldKind::HopByHop),
+            ("x-forwarded-port", FieldKind::HopByHop),
+            ("cf-connecting-ip", FieldKind::HopByHop),
         ],
-        17 => &[("transfer-encoding", FieldKind::TransferEncoding), ("anthropic-api-key", FieldKind::Credential)],
-        18 => &[("proxy-authenticate", FieldKind::HopByHop), ("x-subscription-key", FieldKind::Credential)],
+        17 => &[
+            ("transfer-encoding", FieldKind::TransferEncoding),
+            ("anthropic-api-key", FieldKind::Credential),
+            ("x-forwarded-proto", FieldKind::HopByHop),
+        ],
+        18 => &[
+            ("proxy-authenticate", FieldKind::HopByHop),
+            ("x-subscription-key", FieldKind::Credential),
+            ("x-forwarded-server", FieldKind::HopByHop),
+        ],
         19 => &[("proxy-authorization", FieldKind::HopByHop), ("x-anthropic-api-key", FieldKind::Credential)],
         20 => &[("x-amz-security-token", FieldKind::Credential)],
         24 => &[("x-forwarded-access-token", FieldKind::Credential)],
@@ -372,6 +391,9 @@ mod tests {
             ("x-Api-Key", FieldKind::Credential),
             ("Cookie", FieldKind::Credential),
             ("Te", FieldKind::HopByHop),
+            ("X-Forwarded-For", FieldKind::HopByHop),
+            ("Forwarded", FieldKind::HopByHop),
+            ("X-Real-IP", FieldKind::HopByHop),
             ("X-TT-Coordination", FieldKind::Ours),
             ("x-tt-key", FieldKind::Credential),
             ("RateLimit", FieldKind::RateLimit),

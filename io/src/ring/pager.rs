@@ -38,7 +38,8 @@ impl Pager {
     /// Only ever called by one thread.
     pub fn sleep(&self, longest: Duration, has_work: impl FnOnce() -> bool) {
         self.thread.get_or_init(current);
-        self.asleep.store(true, Ordering::Relaxed);
+        // A swap, so that it stands behind a pager's swap in the flag's own order; a store would by a longer argument.
+        self.asleep.swap(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !has_work() {
             park(longest);

@@ -252,6 +252,14 @@ impl Folder {
         &self.rollup
     }
 
+    /// Adds a row that was folded already to the open rollup once more: its line waited for the disk and went to another
+    /// segment than the one that was open then, whose rollup is made anew from its lines.
+    pub fn roll_again(&mut self, row: &RowFacts<'_>) {
+        if row.seq <= self.rolled_seq {
+            let _ = self.rollup.add(row); // its node was one when it was folded
+        }
+    }
+
     /// Ends the open rollup, because its segment was closed, and begins the next.
     pub fn take_rollup(&mut self) -> Rollup {
         self.credits.clear();

@@ -5,7 +5,9 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::FixedState;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::period::{DAY_MS, HOUR_MS};
 use super::rollup::{Rollup, Scope, Totals};
@@ -32,10 +34,11 @@ pub enum GroupBy {
 }
 
 impl GroupBy {
-    /// `node`, `node:team` (also global, org, user), `model`, `upstream`, `endpoint`, `key`, `limit`, `day`, `hour`.
+    /// `node`, `node:team` (also org, user), `model`, `upstream`, `endpoint`, `key`, `limit`, `day`, `hour`.
     pub fn parse(text: &str) -> Option<GroupBy> {
         if let Some(level) = text.strip_prefix("node:") {
-            return Level::parse(level).map(|level| GroupBy::Node(Some(level)));
+            let level = Level::parse(level).filter(|level| *level != Level::Global); // that is no grouping at all
+            return level.map(|level| GroupBy::Node(Some(level)));
         }
         Some(match text {
             "node" => GroupBy::Node(None),
@@ -82,52 +85,107 @@ pub struct Answer {
     pub is_truncated: bool,
 }
 
-/// A query being answered.
+/// A query being answered. Groups are told apart by the numbers of their texts, so that a cell costs a sum and no text.
 pub struct Tally {
     query: Query,
-    groups: HashMap<Vec<Option<String>>, Totals>,
+    by_limit: bool,
+    texts: Texts,
+    groups: HashMap<GroupKey, u32, FixedState>,
+    /// By group.
+    sums: Vec<(GroupKey, Totals)>,
     is_truncated: bool,
+}
+
+/// The numbers of a group's texts, in the order of `group_by`.
+type GroupKey = SmallVec<[u32; 4]>;
+
+/// A text that is in no group.
+const UNKNOWN: u32 = u32::MAX;
+
+/// Texts that name groups, each once; number 0 is no text.
+#[derive(Default)]
+struct Texts {
+    numbers: HashMap<Box<str>, u32, FixedState>,
+    list: Vec<Box<str>>,
+}
+
+impl Texts {
+    /// The text's number; [`UNKNOWN`] for a new one when no more are taken in.
+    fn of(&mut self, text: &str, is_full: bool) -> u32 {
+        if let Some(number) = self.numbers.get(text) {
+            return *number;
+        }
+        if is_full {
+            return UNKNOWN;
+        }
+        self.list.push(text.into());
+        let number = self.list.len() as u32; // bounded by the scopes of the segments, far below 2^32
+        self.numbers.insert(text.into(), number);
+        number
+    }
+
+    fn text(&self, number: u32) -> Option<String> {
+        let at = (number as usize).checked_sub(1)?;
+        self.list.get(at).map(|text| text.to_string())
+    }
 }
 
 impl Query {
     pub fn tally(mut self) -> Tally {
         self.since = WallMs(floor_hour(self.since.0));
         self.until = WallMs(floor_hour(self.until.0.saturating_add(HOUR_MS - 1)));
-        Tally { query: self, groups: HashMap::new(), is_truncated: false }
+        let by_limit = self.group_by.contains(&GroupBy::Limit);
+        Tally {
+            query: self,
+            by_limit,
+            texts: Texts::default(),
+            groups: HashMap::default(),
+            sums: Vec::new(),
+            is_truncated: false,
+        }
     }
 }
 
 impl Tally {
     /// Adds a segment's sums. Each rollup once.
     pub fn add(&mut self, rollup: &Rollup) {
-        let by_limit = self.query.group_by.contains(&GroupBy::Limit);
+        let by_limit = self.by_limit;
         let selected: Vec<bool> = rollup.scopes().iter().map(|scope| self.selects(scope)).collect();
-        // Summed by number first: names are made once per group and segment, not once per hour of every scope.
-        let mut sums: HashMap<(usize, WallMs, Option<&str>), Totals> = HashMap::new();
+        // A scope's cells lie in few hours, most of them one behind the other: its last group is remembered.
+        let mut last: Vec<Option<(WallMs, usize)>> = vec![None; rollup.scopes().len()];
         for cell in rollup.cells() {
-            let start = cell.start();
-            if !selected[cell.scope()] || start < self.query.since || start >= self.query.until {
+            let (at, start) = (cell.scope(), cell.start());
+            if !selected[at] || start < self.query.since || start >= self.query.until {
                 continue;
             }
-            let (scope, time) = (cell.scope(), self.time_of(start));
+            let (scope, time) = (&rollup.scopes()[at], self.time_of(start));
             let mut rest = cell.totals;
             for (limit, rows) in rollup.refused_by(cell).filter(|_| by_limit) {
                 let refused = Totals { requests: rows, refusals: rows, ..Totals::default() };
                 rest.requests = rest.requests.saturating_sub(rows);
                 rest.refusals = rest.refusals.saturating_sub(rows);
-                sums.entry((scope, time, Some(limit))).or_default().add(&refused);
+                let group = self.group(scope, time, Some(limit));
+                self.sums[group].1.add(&refused);
             }
-            if rest != Totals::default() {
-                sums.entry((scope, time, None)).or_default().add(&rest);
+            if rest == Totals::default() {
+                continue;
             }
-        }
-        for ((scope, time, limit), totals) in sums {
-            self.count(self.names(&rollup.scopes()[scope], time, limit), &totals);
+            let group = match last[at] {
+                Some((known, group)) if known == time => group,
+                _ => self.group(scope, time, None),
+            };
+            last[at] = Some((time, group));
+            self.sums[group].1.add(&rest);
         }
     }
 
     pub fn answer(self) -> Answer {
-        let mut groups: Vec<Group> = self.groups.into_iter().map(|(by, totals)| Group { by, totals }).collect();
+        let Tally { texts, sums, .. } = &self;
+        let group = |(key, totals): &(GroupKey, Totals)| Group {
+            by: key.iter().map(|number| texts.text(*number)).collect(),
+            totals: *totals,
+        };
+        let mut groups: Vec<Group> = sums.iter().map(group).collect();
         groups.sort_unstable_by(|left, right| left.by.cmp(&right.by));
         Answer { since: self.query.since, until: self.query.until, groups, is_truncated: self.is_truncated }
     }
@@ -146,27 +204,38 @@ impl Tally {
         WallMs(if has(GroupBy::Day) { start.0 - start.0.rem_euclid(DAY_MS) } else { 0 })
     }
 
-    fn names(&self, scope: &Scope, time: WallMs, limit: Option<&str>) -> Vec<Option<String>> {
-        let name = |by: &GroupBy| match by {
-            GroupBy::Node(None) => Some(scope.node.to_string()),
-            GroupBy::Node(Some(level)) => Some(scope.node.at(*level).unwrap_or(scope.node.clone()).to_string()),
-            GroupBy::Model => Some(scope.model.to_string()),
-            GroupBy::Upstream => scope.upstream.as_deref().map(str::to_owned),
-            GroupBy::Endpoint => Some(scope.endpoint.as_str().to_owned()),
-            GroupBy::Key => scope.key_id.as_deref().map(str::to_owned),
-            GroupBy::Limit => limit.map(str::to_owned),
-            GroupBy::Day => rfc3339(time).split_once('T').map(|(day, _)| day.to_owned()),
-            GroupBy::Hour => Some(rfc3339(time)),
-        };
-        self.query.group_by.iter().map(name).collect()
-    }
-
-    fn count(&mut self, mut names: Vec<Option<String>>, totals: &Totals) {
-        if self.groups.len() >= GROUPS_MAX && !self.groups.contains_key(&names) {
-            self.is_truncated = true;
-            names.iter_mut().for_each(|name| *name = None);
+    /// Where the sums of a group are.
+    fn group(&mut self, scope: &Scope, time: WallMs, limit: Option<&str>) -> usize {
+        let is_full = self.groups.len() >= GROUPS_MAX;
+        let mut key = GroupKey::new();
+        let texts = &mut self.texts;
+        let mut of = |text: &str| texts.of(text, is_full);
+        for by in &self.query.group_by {
+            key.push(match by {
+                GroupBy::Node(None) => of(scope.node.as_str()),
+                GroupBy::Node(Some(level)) => of(scope.node.at(*level).as_ref().unwrap_or(&scope.node).as_str()),
+                GroupBy::Model => of(&scope.model),
+                GroupBy::Upstream => scope.upstream.as_deref().map_or(0, &mut of),
+                GroupBy::Endpoint => of(scope.endpoint.as_str()),
+                GroupBy::Key => scope.key_id.as_deref().map_or(0, &mut of),
+                GroupBy::Limit => limit.map_or(0, &mut of),
+                GroupBy::Day => rfc3339(time).split_once('T').map_or(0, |(day, _)| of(day)),
+                GroupBy::Hour => of(&rfc3339(time)),
+            });
         }
-        self.groups.entry(names).or_default().add(totals);
+        if let Some(group) = self.groups.get(&key) {
+            return *group as usize;
+        }
+        if is_full {
+            self.is_truncated = true;
+            key.iter_mut().for_each(|number| *number = 0);
+            if let Some(group) = self.groups.get(&key) {
+                return *group as usize;
+            }
+        }
+        self.sums.push((key.clone(), Totals::default()));
+        self.groups.insert(key, self.sums.len() as u32 - 1); // GROUPS_MAX and one
+        self.sums.len() - 1
     }
 }
 
@@ -284,7 +353,7 @@ mod tests {
     #[test]
     fn words_that_group_nothing_are_not_parsed() {
         assert_eq!(GroupBy::parse("node:team"), Some(GroupBy::Node(Some(Level::Team))));
-        for text in ["", "nodes", "node:", "node:key", "month"] {
+        for text in ["", "nodes", "node:", "node:key", "node:global", "month"] {
             assert_eq!(GroupBy::parse(text), None);
         }
     }

@@ -8,6 +8,7 @@ mod file;
 mod totals;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -27,13 +28,13 @@ const SCOPES_MAX: usize = 65_536;
 /// Stands for the models of refused rows that came after too many others.
 pub const OTHER_MODEL: &str = "__other";
 
-/// What rows of one cell have in common, beside the hour.
+/// What rows of one cell have in common, beside the hour. A rollup that was read back holds each text once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
     pub node: Node,
-    pub key_id: Option<Box<str>>,
-    pub model: Box<str>,
-    pub upstream: Option<Box<str>>,
+    pub key_id: Option<Arc<str>>,
+    pub model: Arc<str>,
+    pub upstream: Option<Arc<str>>,
     pub endpoint: Endpoint,
 }
 
@@ -131,9 +132,9 @@ impl Rollup {
         }
         let scope = Scope {
             node: Node::parse(&row.node)?,
-            key_id: row.key_id.as_deref().map(Box::from),
+            key_id: row.key_id.as_deref().map(Arc::from),
             model: model.into(),
-            upstream: row.upstream.as_deref().map(Box::from),
+            upstream: row.upstream.as_deref().map(Arc::from),
             endpoint: row.endpoint,
         };
         let index = self.scopes.len() as u32; // a segment has fewer rows than 2^32
@@ -304,7 +305,26 @@ pub(super) mod tests {
         assert_eq!(read.refused_by(&read.cells()[1]).collect::<Vec<_>>(), [("rpm", 1)]);
         assert_eq!(read.encode(), bytes);
 
-        let text = String::from_utf8(bytes).unwrap();
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            assert!(Rollup::decode(&damaged).is_err(), "byte {at}");
+            assert!(Rollup::decode(&bytes[..at]).is_err(), "cut at {at}");
+        }
+        let newer = [b"ttr\x09", &bytes[4..]].concat();
+        assert_eq!(Rollup::decode(&newer).unwrap_err().to_string(), "rollup format 9 is not known to this version");
+    }
+
+    #[test]
+    fn rollup_file_of_the_first_format_is_still_read() {
+        let text = r#"{"v":1,"first_seq":1,"last_seq":3,"limits":["rpm"],"scopes":[["__global","k1","m\"\n\ud83c\udf0d","up","chat.completions"],["org:a/team:b","k1","",null,"chat.completions"]],"cells":[[0,0,[1,0,0,1,100,40,60,0,0,446000,0,1000],[]],[-1,1,[1,1,0,0,0,0,0,0,0,0,0,1000],[[0,1]]]]}"#;
+        let read = Rollup::decode(text.as_bytes()).unwrap();
+        let mut same = Rollup::default();
+        same.add(&row(1, 0, "__global", "m\"\n\u{1f30d}")).unwrap();
+        same.add(&refused(3, -HOUR_MS, "org:a/team:b", "rpm")).unwrap();
+        assert_eq!((read.scopes(), read.cells(), read.seqs()), (same.scopes(), same.cells(), same.seqs()));
+        assert_eq!(read.encode(), same.encode(), "and written in the new one");
+
         let fails = |from: &str, to: &str| Rollup::decode(text.replace(from, to).as_bytes()).unwrap_err().to_string();
         assert_eq!(fails("\"v\":1", "\"v\":9"), "rollup format 9 is not known to this version");
         assert!(fails("org:a/team:b", "acme").starts_with("rollup names a node"));

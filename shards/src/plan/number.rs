@@ -1,8 +1,7 @@
-//! Reads the numbers of a config file from their text, exactly: decimals and durations.
+//! Reads the numbers of a config file from their text, exactly.
 //!
 //! A float never stands in between, so `0.1` USD is 100,000,000 nano-USD and `0.0000000001` is found to be too fine.
-//! Decides what is a number, not which numbers a limit may have. Called by the plan compiler and, for durations, by
-//! the config loader.
+//! Decides what is a number, not which numbers a limit may have. Called by the plan compiler.
 
 /// Why a text is not the number that belongs there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,34 +80,6 @@ fn read_exponent(text: &str) -> Option<i64> {
     Some(if text.starts_with('-') { -size } else { size })
 }
 
-/// Nanoseconds of `500ms`, `1m`, `24h`, `90d` or several such parts in a row (`1h30m`); `None` for anything else, for
-/// fractions and for what does not fit 64 bits (584 years). Zero is a duration.
-pub fn duration_ns(text: &str) -> Option<u64> {
-    let mut rest = text;
-    let mut total: u64 = 0;
-    loop {
-        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let (number, after) = rest.split_at(digits);
-        let letters = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
-        let (unit, after) = after.split_at(letters);
-        let unit_ns: u64 = match unit {
-            "ns" => 1,
-            "us" | "µs" => 1_000,
-            "ms" => 1_000_000,
-            "s" => 1_000_000_000,
-            "m" => 60_000_000_000,
-            "h" => 3_600_000_000_000,
-            "d" => 86_400_000_000_000,
-            _ => return None,
-        };
-        total = total.checked_add(number.parse::<u64>().ok()?.checked_mul(unit_ns)?)?;
-        rest = after;
-        if rest.is_empty() {
-            return Some(total);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,20 +120,10 @@ mod tests {
         assert_eq!(whole("1e99999999999999999999"), Err(NotANumber::TooLarge));
     }
 
-    #[test]
-    fn durations_are_whole_numbers_of_a_named_unit() {
-        assert_eq!(duration_ns("1m"), Some(60_000_000_000));
-        assert_eq!((duration_ns("500ms"), duration_ns("24h")), (Some(500_000_000), Some(86_400_000_000_000)));
-        assert_eq!((duration_ns("1h30m"), duration_ns("90d")), (Some(5_400_000_000_000), Some(7_776_000_000_000_000)));
-        for text in ["", "60", "m", "1.5s", "-1m", "1 m", "1month", "month", "1m ", "99999999999999d", "1m30"] {
-            assert_eq!(duration_ns(text), None, "{text:?}");
-        }
-    }
-
     proptest! {
         #[test]
         fn any_text_is_read_or_refused_and_never_panics(text in "[-+_.0-9eEinfxé]{0,12}") {
-            let _ = (positive(&text, 0), positive(&text, 9), duration_ns(&text));
+            let _ = (positive(&text, 0), positive(&text, 9), crate::duration::parse_duration_ns(&text));
         }
 
         #[test]

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::compile::{CompileInput, Findings};
 use super::nearest::nearest;
-use super::number::{NotANumber, duration_ns, positive};
+use super::number::{NotANumber, positive};
 use super::{Problem, identity};
+use crate::duration::parse_duration_ns;
 use crate::limit::{
     Algorithm, Attach, Calendar, Class, DecimalText, Limit, LimitDecl, LimitType, Match, Period, Posture, Store,
 };
@@ -259,7 +260,7 @@ impl Rule<'_> {
                 if let Some(calendar) = Calendar::parse(word) {
                     return Some(Some(Period::Calendar(calendar)));
                 }
-                if duration_ns(word).is_some() {
+                if parse_duration_ns(word).is_ok() {
                     let message = format!("{name} counts by the calendar, and {word} is a duration");
                     self.problem("period", message, format!("use one of {}", words.join(", ")));
                     return None;
@@ -270,7 +271,7 @@ impl Rule<'_> {
                 self.problem("period", format!("{name} has no period"), "add a duration, such as period: 1m");
                 None
             }
-            (Class::AdmissionCounted | Class::ReserveReconcile, Some(word)) => match duration_ns(word) {
+            (Class::AdmissionCounted | Class::ReserveReconcile, Some(word)) => match parse_duration_ns(word).ok() {
                 Some(0) => {
                     self.problem("period", format!("period {word} is zero"), "write a duration, such as period: 1m");
                     None

@@ -91,6 +91,8 @@ impl Rule {
 #[derive(Default)]
 pub(super) struct Index {
     exact: HashMap<String, Arc<ModelPrice>>,
+    /// The names among them whose maker sells them under its own API: (provider, name).
+    own: Vec<(String, String)>,
     patterns: Vec<(Rule, Arc<ModelPrice>)>,
 }
 
@@ -104,6 +106,19 @@ impl Index {
             Rule::Any(rules) => rules.into_iter().for_each(|rule| self.add(rule, price.clone())),
             pattern => self.patterns.push((pattern, price)),
         }
+    }
+
+    /// The literal names of an entry, which its provider sells.
+    pub(super) fn note_names(&mut self, provider: &str, rule: &Rule) {
+        match rule {
+            Rule::Equals(name) => self.own.push((provider.to_owned(), name.clone())),
+            Rule::Any(rules) => rules.iter().for_each(|rule| self.note_names(provider, rule)),
+            _ => {}
+        }
+    }
+
+    pub(super) fn names_of<'a>(&'a self, provider: &'a str) -> impl Iterator<Item = &'a str> {
+        self.own.iter().filter(move |(own, _)| own == provider).map(|(_, name)| name.as_str())
     }
 
     pub(super) fn find(&self, model: &str) -> Option<&Arc<ModelPrice>> {

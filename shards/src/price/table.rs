@@ -81,6 +81,7 @@ fn parse(text: &str) -> Result<Index, String> {
         let at = |wrong: String| format!("{} {}: {wrong}", entry.provider, entry.model);
         let rule = rule(entry.r#match).map_err(at)?;
         let price = model_price(&entry.prices).map_err(at)?;
+        index.note_names(&entry.provider, &rule);
         index.add(rule, Arc::new(price));
     }
     Ok(index)

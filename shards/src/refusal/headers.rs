@@ -39,6 +39,7 @@ pub(super) fn refusal(refusal: &Refusal, out: &mut Vec<u8>) {
 
 /// Appends what a served caller is told: `RateLimit-Policy` and `RateLimit` for the four tightest rate limits, the
 /// `x-ratelimit-*` of the tightest of each kind, on Anthropic paths also `anthropic-ratelimit-*`. Nothing without facts.
+/// The limit beside a remaining is the burst, of which it is what remains; amount and period are the policy's `q` and `w`.
 pub fn rate_headers(facts: &[RateFact], family: Family, now: Now, out: &mut Vec<u8>) {
     let (tightest, named) = tightest(facts);
     let tightest = &tightest[..named];
@@ -52,14 +53,14 @@ pub fn rate_headers(facts: &[RateFact], family: Family, now: Now, out: &mut Vec<
         let Some(fact) = of_kind.reduce(|least, fact| if is_tighter(fact, least) { fact } else { least }) else {
             continue;
         };
-        vendor(b"x-ratelimit-limit-", unit, b"", out, |out| integer(fact.limit_amount, out));
+        vendor(b"x-ratelimit-limit-", unit, b"", out, |out| integer(fact.burst, out));
         vendor(b"x-ratelimit-remaining-", unit, b"", out, |out| integer(fact.remaining, out));
         let reset_ns = fact.reset_ms.saturating_mul(1_000_000);
         vendor(b"x-ratelimit-reset-", unit, b"", out, |out| go_duration(reset_ns, out));
         if family == Family::Anthropic {
             let reset_ms = i64::try_from(fact.reset_ms).unwrap_or(i64::MAX);
             let reset_at = WallMs(now.wall.0.saturating_add(reset_ms));
-            vendor(b"anthropic-ratelimit-", unit, b"-limit", out, |out| integer(fact.limit_amount, out));
+            vendor(b"anthropic-ratelimit-", unit, b"-limit", out, |out| integer(fact.burst, out));
             vendor(b"anthropic-ratelimit-", unit, b"-remaining", out, |out| integer(fact.remaining, out));
             vendor(b"anthropic-ratelimit-", unit, b"-reset", out, |out| rfc3339(reset_at, out));
         }
