@@ -15,6 +15,8 @@ use crate::request;
 use crate::respond::{self, Extra, Fault};
 use crate::rules::ns;
 
+/// Buffers larger than this are let go of while an answer is relayed: more than a core's own spare ones have.
+const RELEASED_FROM: usize = 64 * 1024;
 /// One read of a head or a small body.
 const READ_ROOM: usize = 16 * 1024;
 /// How long a caller may take to hear an answer that ends the connection.
@@ -34,6 +36,17 @@ pub struct Client {
     pub end: usize,
     /// The key it used last.
     pub memo: Memo,
+}
+
+impl Client {
+    /// Lets go of a large request that will not be sent again, so that a long answer does not hold it. The head's
+    /// fields are gone with it.
+    pub fn release_request(&mut self) {
+        if self.buf.capacity() > RELEASED_FROM {
+            self.buf = self.buf.split_off(self.end.min(self.buf.len()));
+            self.end = 0;
+        }
+    }
 }
 
 /// What becomes of the connection after a request.

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
 use io::clock;
+use io::http1::ResponseHead;
 use io::http1::write::DateCache;
 use io::json::Inspector;
 use io::listen::StopAccepting;
@@ -36,6 +37,8 @@ const PLANS_MAX: usize = 65_536;
 const POOL_IDLE_NS: u64 = 50_000_000_000;
 /// How often, a millisecond apart, a request lets the accountant catch up.
 const EASE_TICKS: u32 = 50;
+/// Things of a finished request that a core keeps for later ones, of each kind.
+const KEPT_MAX: usize = 256;
 /// Counters at rest are evicted this often, in housekeeping ticks of a second.
 const SWEEP_EVERY: u64 = 60;
 
@@ -68,6 +71,7 @@ pub struct Core {
     ticks: Cell<u64>,
     date: RefCell<DateCache>,
     passed: RefCell<Vec<Passed>>,
+    answer_heads: RefCell<Vec<ResponseHead>>,
 }
 
 /// Resolved plans by caller and endpoint.
@@ -120,6 +124,7 @@ impl Core {
             ticks: Cell::new(0),
             date: RefCell::default(),
             passed: RefCell::default(),
+            answer_heads: RefCell::default(),
             shared,
         })
     }
@@ -197,6 +202,20 @@ impl Core {
         self.pool(upstream).borrow_mut().give(socket);
     }
 
+    /// A head to be read, reused between answers.
+    pub fn take_answer_head(&self) -> ResponseHead {
+        self.answer_heads.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Gives an answer's head back once nobody looks at it any more.
+    pub fn give_answer_head(&self, mut head: ResponseHead) {
+        let mut kept = self.answer_heads.borrow_mut();
+        if kept.len() < KEPT_MAX {
+            head.clear();
+            kept.push(head);
+        }
+    }
+
     /// An empty verdict sheet, reused between requests.
     pub fn take_passed(&self) -> Passed {
         self.passed.borrow_mut().pop().unwrap_or_default()
@@ -206,7 +225,7 @@ impl Core {
     pub fn give_passed(&self, mut passed: Passed) {
         passed.clear();
         let mut kept = self.passed.borrow_mut();
-        if kept.len() < 256 {
+        if kept.len() < KEPT_MAX {
             kept.push(passed);
         }
     }

@@ -119,9 +119,11 @@ async fn accept(core: &Rc<Core>, listener: &Listener, connections: &Arc<AtomicUs
             continue;
         }
         let (core, metrics) = (core.clone(), core.metrics.clone());
+        // Boxed once, at the bottom: each future around it would hold it twice, where it came from and where it is polled.
+        let serving = Box::pin(connection::serve(core.clone(), socket));
         spawn(
             async move {
-                unless_cut(&core, connection::serve(core.clone(), socket)).await;
+                unless_cut(&core, serving).await;
                 drop(open);
             },
             move || {

@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use io::clock;
 use io::http1::{FieldKind, HeadLimits, Method, ResponseHead, target, write};
+use io::json::Splice;
 use io::runtime::{Beside, Socket, give_buffer, read_beside, take_buffer};
 use io::upstream::{ConnectError, connect};
 use shards::scope::Endpoint;
@@ -92,12 +93,9 @@ pub async fn ask(
 ) -> Result<Answer, Failure> {
     // Only these two report usage on streams by an option; the others do without being asked.
     let by_option = matches!(call.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
-    let mut rewritten = None;
-    if by_option && upstream.takes_usage_option() {
-        rewritten = call.asked.with_usage_asked(client.buf.get(call.body.clone()).unwrap_or_default());
-    }
-    let mut answer = ask_once(core, client, upstream, call, rewritten.as_deref(), life).await?;
-    answer.hides_usage = rewritten.is_some();
+    let splice = call.asked.usage_splice().filter(|_| by_option && upstream.takes_usage_option());
+    let mut answer = ask_once(core, client, upstream, call, splice, life).await?;
+    answer.hides_usage = splice.is_some();
     if answer.hides_usage && answer.head.status == 400 && rejects_usage_option(&mut answer, upstream).await {
         // An error was not billed, and the option was ours: the one request that is sent again by design.
         give_buffer(std::mem::take(&mut answer.buf));
@@ -119,10 +117,10 @@ async fn ask_once(
     client: &mut Client,
     upstream: &Upstream,
     call: &Call<'_>,
-    rewritten: Option<&[u8]>,
+    splice: Option<&Splice>,
     life: &mut Life,
 ) -> Result<Answer, Failure> {
-    let body_len = rewritten.map_or(call.body.len(), <[u8]>::len);
+    let body_len = splice.map_or(call.body.len(), |splice| splice.changed_len(call.body.len()));
     let mut head = take_buffer();
     write_head(&mut head, client, upstream, call, body_len);
 
@@ -145,7 +143,7 @@ async fn ask_once(
         life.row.attempts += 1;
         life.row.forwarded = true;
         life.sent = false;
-        if let Err(error) = send(client, &mut socket, &head, rewritten, call).await {
+        if let Err(error) = send(client, &mut socket, &head, splice, call).await {
             if error.kind() == std::io::ErrorKind::ConnectionAborted {
                 break Failure::ClientGone;
             }
@@ -155,7 +153,7 @@ async fn ask_once(
                 break Failure::AnswerTimeout;
             }
             // A provider may answer before it has read everything (413, 401) and close: that answer is the answer.
-            if let Ok(mut answer) = await_head(client, socket, EARLY_ANSWER_NS, client.head.method).await {
+            if let Ok(mut answer) = await_head(core, client, socket, EARLY_ANSWER_NS, client.head.method).await {
                 give_buffer(head);
                 answer.head.keep_alive = false;
                 life.first_byte();
@@ -170,7 +168,7 @@ async fn ask_once(
         }
         life.request_sent();
         let sent_ns = clock::mono_ns();
-        match await_head(client, socket, upstream.first_byte_timeout_ns, client.head.method).await {
+        match await_head(core, client, socket, upstream.first_byte_timeout_ns, client.head.method).await {
             Ok(answer) => {
                 give_buffer(head);
                 life.first_byte();
@@ -266,37 +264,60 @@ async fn send(
     client: &mut Client,
     socket: &mut Socket,
     head: &[u8],
-    rewritten: Option<&[u8]>,
+    splice: Option<&Splice>,
     call: &Call<'_>,
 ) -> std::io::Result<()> {
-    let Some(body) = rewritten.or_else(|| client.buf.get(call.body.clone())) else {
+    let Range { start, end } = call.body;
+    let Some(body) = client.buf.get(start..end) else {
         return Err(std::io::ErrorKind::InvalidInput.into()); // never a length without its bytes
     };
     let mut wire = take_buffer();
     wire.extend_from_slice(head);
     if body.len() <= ONE_WRITE_MAX {
-        wire.extend_from_slice(body);
+        match splice {
+            Some(splice) => splice.apply(body, &mut wire),
+            None => wire.extend_from_slice(body),
+        }
         let (result, wire) = socket.write_all(wire, WRITE_STALL_NS).await;
         give_buffer(wire);
         return result;
     }
-    let (result, wire) = socket.write_all(wire, WRITE_STALL_NS).await;
-    give_buffer(wire);
-    result?;
-    // Large enough for a slow provider to make it last: the caller is watched meanwhile.
-    if let Some(body) = rewritten {
-        let (body, all) = (body.to_vec(), 0..body.len());
-        return socket.write_part_for(body, all, WRITE_STALL_NS, &mut client.socket).await.0;
+    // The option usually goes right behind the opening brace, and so with the head.
+    let mut next = start;
+    if let Some(splice) = splice {
+        let (before, behind) = (start + splice.at.start, start + splice.at.end);
+        if before - next > ONE_WRITE_MAX {
+            wire = send_head(socket, wire).await?;
+            send_part(client, socket, next..before).await?;
+        } else {
+            wire.extend_from_slice(client.buf.get(next..before).unwrap_or_default());
+        }
+        wire.extend_from_slice(splice.with.as_bytes());
+        next = behind;
     }
-    // The body is lent to the driver and comes back, for another attempt.
-    let (body, part) = (std::mem::take(&mut client.buf), call.body.clone());
-    let (result, buf) = socket.write_part_for(body, part, WRITE_STALL_NS, &mut client.socket).await;
-    client.buf = buf;
+    give_buffer(send_head(socket, wire).await?);
+    send_part(client, socket, next..end).await
+}
+
+/// Writes what lies in the buffer, and gives it back empty.
+async fn send_head(socket: &mut Socket, wire: Vec<u8>) -> std::io::Result<Vec<u8>> {
+    let (result, mut wire) = socket.write_all(wire, WRITE_STALL_NS).await;
+    wire.clear();
+    result.map(|()| wire)
+}
+
+/// Writes a part of the body, large enough for a slow provider to make it last: the caller is watched meanwhile. The
+/// buffer is lent to the driver and comes back, for another attempt.
+async fn send_part(client: &mut Client, socket: &mut Socket, part: Range<usize>) -> std::io::Result<()> {
+    let bytes = std::mem::take(&mut client.buf);
+    let (result, bytes) = socket.write_part_for(bytes, part, WRITE_STALL_NS, &mut client.socket).await;
+    client.buf = bytes;
     result
 }
 
 /// Waits for the answer's head, and watches the caller. The flag says that no byte of an answer was seen.
 async fn await_head(
+    core: &Core,
     client: &mut Client,
     mut socket: Socket,
     timeout_ns: u64,
@@ -305,7 +326,7 @@ async fn await_head(
     let limits = HeadLimits { head_bytes_max: ANSWER_HEAD_BYTES_MAX };
     let deadline_ns = clock::mono_ns().saturating_add(timeout_ns);
     let mut buf = Vec::new();
-    let mut head = ResponseHead::default();
+    let mut head = core.take_answer_head();
     loop {
         if buf.capacity() == 0 {
             buf = take_buffer();

@@ -69,6 +69,7 @@ pub async fn relay(
     let mut out = take_buffer();
     let is_head = client.head.method == Method::Head;
     write_head(core, &head, &buf, is_head, out_framing, keeps, life, &mut out);
+    client.release_request();
 
     let content_encoding = head.fields.get(&buf, "content-encoding");
     let mut tap = AnswerTap::new(shape_of(life.row.endpoint), hides_usage, content_encoding);
@@ -148,6 +149,7 @@ pub async fn relay(
     } else {
         drop(socket); // at once: a provider stops working for a caller that left
     }
+    core.give_answer_head(head);
     give_buffer(buf);
     if end == End::ClientGone {
         give_buffer(out);

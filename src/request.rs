@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use io::http1::{Method, target};
-use io::json::{Asked, BadBody};
+use io::json::{Asked, BadBody, Splice};
 use io::runtime::{give_buffer, take_buffer};
 use shards::gate::{self, Ask, Verdict};
 use shards::plan::NodePlan;
@@ -213,12 +213,9 @@ impl Asking {
         OutputBound { cap: asked.and_then(|asked| asked.output_cap), choices: asked.map_or(1, |asked| asked.choices) }
     }
 
-    /// The body with usage asked for, when the caller's stream does not report any by itself.
-    pub fn with_usage_asked(&self, body: &[u8]) -> Option<Vec<u8>> {
-        let asked = self.0.as_ref().filter(|asked| asked.stream && !asked.include_usage)?;
-        let mut out = Vec::with_capacity(body.len() + 64);
-        io::json::with_usage_asked(body, asked, &mut out);
-        Some(out)
+    /// What makes the body ask for usage, when the caller's stream does not report any by itself.
+    pub fn usage_splice(&self) -> Option<&Splice> {
+        self.0.as_ref().filter(|asked| asked.stream && !asked.include_usage).map(|asked| &asked.usage_splice)
     }
 }
 
@@ -262,6 +259,9 @@ fn inspect(core: &Core, client: &Client, range: &std::ops::Range<usize>, endpoin
     }
 }
 
+/// Nearly always one or two, so that choosing allocates nothing.
+type Candidates = SmallVec<[Arc<Upstream>; 4]>;
+
 /// The upstreams to try, in order: those that serve the model and that this caller may use.
 fn choose(
     view: &View,
@@ -270,18 +270,16 @@ fn choose(
     endpoint: Endpoint,
     path: &str,
     model: &str,
-) -> Result<Vec<Arc<Upstream>>, Stop> {
-    let serving: Vec<Arc<Upstream>> = if endpoint == Endpoint::Passthrough {
-        let listed: Vec<_> = view.rules.passthrough(path).cloned().collect();
+) -> Result<Candidates, Stop> {
+    let mut candidates: Candidates = if endpoint == Endpoint::Passthrough {
+        let mut listed: Candidates = view.rules.passthrough(path).cloned().collect();
         // The one that serves the model goes first, if the body names one.
-        let (named, other): (Vec<_>, Vec<_>) = listed
-            .into_iter()
-            .partition(|upstream: &Arc<Upstream>| upstream.models.iter().any(|glob| glob.matches(model)));
-        [named, other].concat()
+        listed.sort_by_key(|upstream| !upstream.models.iter().any(|glob| glob.matches(model)));
+        listed
     } else {
         route.in_turn().cloned().collect()
     };
-    if serving.is_empty() {
+    if candidates.is_empty() {
         let api = crate::rules::api_of(endpoint);
         return Err(if route.wrong_api {
             let message = format!(
@@ -294,18 +292,16 @@ fn choose(
         });
     }
     let ours = caller.may_use_our_credential(view);
-    let usable: Vec<_> = serving.into_iter().filter(|upstream| ours || !upstream.has_own_credential()).collect();
-    if usable.is_empty() {
+    candidates.retain(|upstream| ours || !upstream.has_own_credential());
+    let Some(without_key) = candidates.first().map(|upstream| upstream.id.clone()) else {
         return Err(Stop::Unknown(caller::Unknown::NoKey));
+    };
+    candidates.retain(|upstream| !matches!(upstream.credential, Credential::Missing));
+    if candidates.is_empty() {
+        let message = format!("upstream {without_key} has no provider key configured");
+        return Err(stop(Fault::UpstreamUnconfigured, message));
     }
-    let (ready, without_key): (Vec<_>, Vec<_>) =
-        usable.into_iter().partition(|upstream| !matches!(upstream.credential, Credential::Missing));
-    match (ready.is_empty(), without_key.first()) {
-        (true, Some(upstream)) => {
-            Err(stop(Fault::UpstreamUnconfigured, format!("upstream {} has no provider key configured", upstream.id)))
-        }
-        _ => Ok(ready),
-    }
+    Ok(candidates)
 }
 
 fn body_stop(fault: BodyFault, body_bytes_max: u64) -> Stop {

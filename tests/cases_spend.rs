@@ -129,6 +129,31 @@ fn c04_every_spelling_of_stream_options_is_metered_alike() {
 }
 
 #[test]
+fn c04_a_large_body_asks_for_usage_wherever_its_options_stand() {
+    let scripted = Scripted::start(|asked| scripted::healthy_chat(&asked.model()));
+    let gateway = Setup::new().upstream("scripted", "openai", scripted.addr, r#"["mock*"]"#, "").start();
+    let key = gateway.mint(DEV1);
+    let text = "x".repeat(300_000);
+    let messages = format!(r#""messages":[{{"role":"user","content":"{text}"}}]"#);
+    for body in [
+        format!(r#"{{"model":"mock","stream":true,{messages}}}"#),
+        format!(r#"{{"model":"mock","stream":true,"stream_options":{{"include_usage":false}},{messages}}}"#),
+        format!(r#"{{"model":"mock",{messages},"stream":true,"stream_options":null}}"#),
+        format!(r#"{{"model":"mock",{messages},"stream":true,"stream_options":{{"include_usage":false}}}}"#),
+    ] {
+        gateway.post_text(&key, CHAT, &body).expect(200);
+        let mut expected: Value = serde_json::from_str(&body).unwrap();
+        expected["stream_options"] = json!({"include_usage": true});
+        let arrived = scripted.asked().pop().unwrap().json();
+        assert!(arrived == expected, "{} ... {}", &body[..60], &body[body.len() - 60..]);
+    }
+    for row in gateway.wait_rows(4, PROMPTLY) {
+        assert_eq!(row.source(), "reported", "{}", row.0);
+    }
+    gateway.idle_check();
+}
+
+#[test]
 fn c05_an_upstream_that_rejects_stream_options_is_asked_once_more_without_and_remembered() {
     let mock = Mock::start();
     // One core: what is learned may be remembered by each core for itself.

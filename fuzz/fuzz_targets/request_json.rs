@@ -2,7 +2,7 @@
 //! nothing else.
 #![no_main]
 
-use io::json::{Inspector, with_usage_asked};
+use io::json::Inspector;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use std::cell::RefCell;
@@ -19,7 +19,7 @@ fuzz_target!(|body: &[u8]| {
     assert_eq!(expected["stream"].as_bool().unwrap_or(false), asked.stream);
 
     let mut out = Vec::new();
-    with_usage_asked(body, &asked, &mut out);
+    asked.usage_splice.apply(body, &mut out);
     let changed: Value = serde_json::from_slice(&out).expect("asking for usage keeps a body valid");
     if expected["stream_options"].is_null() {
         expected["stream_options"] = Value::Object(Default::default());

@@ -41,14 +41,36 @@ pub struct Asked {
     pub images: u32,
     /// Whether the caller itself asked for usage in its stream.
     pub include_usage: bool,
-    usage_splice: Splice,
+    /// What makes the body ask for usage on its stream.
+    pub usage_splice: Splice,
 }
 
-/// One replacement that makes a body ask for usage: `with` instead of the bytes `at`.
+/// One replacement that makes a body ask for usage, every other byte as it was.
 #[derive(Clone, Debug, PartialEq)]
-struct Splice {
-    at: Range<usize>,
-    with: &'static str,
+pub struct Splice {
+    /// Which bytes of the body give way; within it.
+    pub at: Range<usize>,
+    /// What comes in their place.
+    pub with: &'static str,
+}
+
+impl Splice {
+    /// Appends the changed body. One that is shorter than the body this was made for stays as it is.
+    pub fn apply(&self, body: &[u8], out: &mut Vec<u8>) {
+        match (body.get(..self.at.start), body.get(self.at.end..)) {
+            (Some(before), Some(behind)) => {
+                out.extend_from_slice(before);
+                out.extend_from_slice(self.with.as_bytes());
+                out.extend_from_slice(behind);
+            }
+            _ => out.extend_from_slice(body),
+        }
+    }
+
+    /// How long a body of `body_len` bytes becomes.
+    pub fn changed_len(&self, body_len: usize) -> usize {
+        body_len.saturating_sub(self.at.len()) + self.with.len()
+    }
 }
 
 /// Why a body is answered with a 400. The text names the member.
@@ -136,23 +158,6 @@ impl Inspector {
         if self.scratch.capacity() > KEPT_BYTES {
             *self = Inspector::default();
         }
-    }
-}
-
-/// Appends `body` with `stream_options.include_usage` set, every other byte as it was.
-pub fn with_usage_asked(body: &[u8], asked: &Asked, out: &mut Vec<u8>) {
-    for part in usage_asked_parts(body, asked) {
-        out.extend_from_slice(part);
-    }
-}
-
-/// The same as three parts to be sent one after the other, so that a large body need not be copied.
-pub fn usage_asked_parts<'a>(body: &'a [u8], asked: &Asked) -> [&'a [u8]; 3] {
-    let Splice { at, with } = &asked.usage_splice;
-    match (body.get(..at.start), body.get(at.end..)) {
-        (Some(before), Some(behind)) => [before, with.as_bytes(), behind],
-        // Not the body that was inspected.
-        _ => [body, b"", b""],
     }
 }
 

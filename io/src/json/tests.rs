@@ -9,7 +9,9 @@ fn inspect(body: &str) -> Result<Asked, BadBody> {
 
 fn usage_asked(body: &str) -> String {
     let mut out = Vec::new();
-    with_usage_asked(body.as_bytes(), &inspect(body).unwrap(), &mut out);
+    let splice = inspect(body).unwrap().usage_splice;
+    splice.apply(body.as_bytes(), &mut out);
+    assert_eq!(out.len(), splice.changed_len(body.len()));
     String::from_utf8(out).unwrap()
 }
 
@@ -321,7 +323,7 @@ proptest! {
         let _ = inspector.inspect(body.as_bytes());
         let wrapped = format!(r#"{{"model":"m","stream_options":{body}}}"#);
         if let Ok(asked) = inspector.inspect(wrapped.as_bytes()) {
-            with_usage_asked(wrapped.as_bytes(), &asked, &mut Vec::new());
+            asked.usage_splice.apply(wrapped.as_bytes(), &mut Vec::new());
         }
     }
 

@@ -134,8 +134,7 @@ impl BodyScan {
                 }
                 b'}' | b']' => {
                     if self.capture_depth != 0 && self.capture_depth == self.depth {
-                        self.capture(&piece[captured_from..at]);
-                        self.finish_capture();
+                        self.end_capture(&piece[captured_from..at]);
                     }
                     self.close_container();
                 }
@@ -447,19 +446,26 @@ impl BodyScan {
         }
     }
 
-    fn finish_capture(&mut self) {
+    /// The usage object ends with `part`. In the usual case it lies in one piece and is read where it is.
+    fn end_capture(&mut self, part: &[u8]) {
+        if self.capture.is_empty() && part.len() <= USAGE_BYTES_MAX {
+            return self.finish_capture(part);
+        }
+        self.capture(part);
+        let capture = std::mem::take(&mut self.capture);
+        self.finish_capture(&capture);
+        self.capture = capture;
+    }
+
+    fn finish_capture(&mut self, capture: &[u8]) {
         self.capture_depth = 0;
         self.document.usage = true;
-        if self.capture.first() == Some(&b'{') {
-            let capture = std::mem::take(&mut self.capture);
-            if self.shape == Shape::Anthropic && self.member(1) == Key::Wrapper {
-                self.report.read_start(&capture);
-            } else {
-                self.report.read(&capture);
-            }
-            self.capture = capture;
-        } else {
+        if capture.first() != Some(&b'{') {
             self.report.unreadable();
+        } else if self.shape == Shape::Anthropic && self.member(1) == Key::Wrapper {
+            self.report.read_start(capture);
+        } else {
+            self.report.read(capture);
         }
     }
 }
