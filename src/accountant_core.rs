@@ -16,11 +16,13 @@ use io::clock;
 use io::ledger_file::{LedgerError, LedgerFolder, Log, write_atomic};
 use io::ring::{Pager, RingReceiver};
 use shards::accountant::{Folder, LedgerPosition};
+use shards::limit::Period;
 use shards::registry::Registry;
 use shards::row::{Row, encode};
 use shards::units::{MonoNs, WallMs};
 
 use crate::config::{Config, Sync};
+use crate::coordination::convergence::{Convergence, OwnBurn};
 use crate::ledger::{DiskWork, LedgerState, Trouble};
 use crate::rules::ns;
 use crate::shared::Shared;
@@ -39,6 +41,8 @@ const REPUBLISH_NS: u64 = 5_000_000_000;
 const CHECKPOINT_NS: u64 = 30_000_000_000;
 /// How often a disk that failed is tried again.
 const RETRY_NS: u64 = 500_000_000;
+/// Own burn is told to the coordinator at most this often; it publishes once a second.
+const TELL_NS: u64 = 50_000_000;
 /// Lines that may wait for a disk that takes none: 64 MiB, about 130,000 rows.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 
@@ -68,12 +72,20 @@ pub struct Accountant {
     checkpoint_at_ns: u64,
     republish_at_ns: u64,
     tidy_at_ns: u64,
+    /// Burn is exchanged with peers.
+    tells: bool,
+    tell_at_ns: u64,
     checkpointed_seq: u64,
 }
 
 impl Accountant {
     fn checkpoint_path(&self) -> PathBuf {
         self.folder.dir().join("checkpoint.json")
+    }
+
+    /// Names this ledger among all of the fleet.
+    pub fn ledger_id(&self) -> &str {
+        self.folder.ledger_id()
     }
 }
 
@@ -97,6 +109,7 @@ pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Row>>, shared:
         }
         accountant.sync_if_due(shared, &synced, now_ns, finished);
         accountant.beat(shared, now_ns, taken > 0);
+        accountant.converge(shared, now_ns, finished);
         if finished && taken == 0 {
             accountant.finish(shared);
             return;
@@ -112,6 +125,7 @@ pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Row>>, shared:
                 rows.iter().any(RingReceiver::has_items)
                     || rows.iter().all(RingReceiver::is_finished)
                     || shared.ledger.is_asked_to_arm()
+                    || convergence(shared).is_some_and(Convergence::has_news)
             });
         }
     }
@@ -264,11 +278,33 @@ impl Accountant {
         }
     }
 
+    /// Takes up what peers burned and tells the coordinator what this replica did. Without a shared store: one branch.
+    fn converge(&mut self, shared: &Shared, now_ns: u64, at_once: bool) {
+        let Some(convergence) = convergence(shared) else { return };
+        if convergence.take_news() {
+            for (key, term) in convergence.terms.take_changed() {
+                self.meters.hear(&key, &term, &shared.registry);
+            }
+        }
+        let is_due = at_once || now_ns >= self.tell_at_ns;
+        if (self.meters.has_changed() && is_due) || !convergence.has_told() {
+            self.tell_at_ns = now_ns + TELL_NS;
+            let mut burns = Vec::new();
+            self.meters.changed(WallMs(clock::wall_ms()), |scope, burn| {
+                if let Some(Period::Calendar(calendar)) = burn.limit.period {
+                    burns.push(OwnBurn { scope, calendar, period: burn.period, burn: burn.amount, rows: burn.rows });
+                }
+            });
+            convergence.tell(burns);
+        }
+    }
+
     /// How long nothing is due.
     fn next_due(&self, now_ns: u64) -> Duration {
         let sync_ns = self.unsynced_since_ns.map_or(u64::MAX, |since_ns| since_ns + self.sync_interval_ns);
         let retry_ns = if self.waiting_rows > 0 { self.retry_at_ns } else { u64::MAX };
-        let due_ns = sync_ns.min(retry_ns).min(self.republish_at_ns);
+        let tell_ns = if self.tells && self.meters.has_changed() { self.tell_at_ns } else { u64::MAX };
+        let due_ns = sync_ns.min(retry_ns).min(self.republish_at_ns).min(tell_ns);
         Duration::from_nanos(due_ns.saturating_sub(now_ns).max(1_000_000))
     }
 
@@ -305,6 +341,10 @@ impl Accountant {
         }
         self.checkpoint();
     }
+}
+
+fn convergence(shared: &Shared) -> Option<&Convergence> {
+    shared.coordination.as_ref().map(|coordination| &*coordination.fleet.convergence)
 }
 
 /// Opens a config's ledger and catches its meters up. Reads the disk, for as long as the current period's rows take.
@@ -345,6 +385,8 @@ pub fn open(
         checkpoint_at_ns: clock::mono_ns() + CHECKPOINT_NS,
         republish_at_ns: 0,
         tidy_at_ns: 0,
+        tells: config.shared_state.redis.is_some(),
+        tell_at_ns: 0,
         checkpointed_seq: 0,
     };
     accountant.catch_up(limits, registry, ledger)?;

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use ::io::ledger_file::{Backward, LedgerError};
+use ::io::ledger_file::{Backward, LedgerError, give_to_owner_of_folder};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -43,6 +43,12 @@ pub enum Who {
 }
 
 impl Who {
+    /// In one line, for a store of keys that several replicas write to.
+    pub fn on_replica(&self, replica: &str) -> String {
+        let who = serde_json::to_value(self).unwrap_or_default(); // two words and a number: plain data
+        serde_json::json!({ "replica": replica, "who": who }).to_string()
+    }
+
     /// Whoever started this process.
     pub fn command_line() -> Self {
         // SAFETY: takes nothing, touches no memory, cannot fail.
@@ -76,6 +82,10 @@ impl AuditFile {
         let mut line = serde_json::to_vec(&entry)?;
         line.push(b'\n');
         let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&self.0)?;
+        // A file that was just made by root; an older one keeps the owner it has.
+        if file.metadata()?.len() == 0 && self.0.symlink_metadata()?.is_file() {
+            give_to_owner_of_folder(&file, &self.0)?;
+        }
         end_torn_line(&mut file, &mut line)?;
         // One write: the kernel keeps entries of two processes apart.
         file.write_all(&line)?;

@@ -1,8 +1,9 @@
 //! Starting and stopping, in order, on one page.
 //!
 //! ```text
-//! config → name → descriptors → ledger (lock, catch up, last stop) → keys → mock → rules → ports → accountant → cores → control
-//! SIGTERM → readiness off → cores drain → accountant writes the last rows → checkpoint → exit 0
+//! config → name → descriptors → ledger (lock, catch up, last stop) → keys → mock → rules → ports → accountant
+//! → coordinator → identity → cores → control
+//! SIGTERM → readiness off → cores drain → accountant writes the last rows → checkpoint → coordinator leaves → exit 0
 //! SIGTERM again → cores cut what still runs → the same end
 //! ```
 //!
@@ -19,18 +20,30 @@ use std::thread::JoinHandle;
 
 use io::clock;
 use io::doorbell::doorbell;
+use io::errand::errands;
+use io::postgres::DsnError;
+use io::redis::Endpoint;
 use io::ring::{Pager, ring};
 use io::runtime::{DriverChoice, TlsError};
 use io::upstream::Resolver;
+use shards::coordinate::key::ScopeHash;
+use shards::coordinate::ticket::TICKETS_MAX;
 use shards::rate::Clock0;
 use shards::registry::Registry;
 use shards::units::{MonoNs, WallMs};
+use tokio::sync::Notify;
 
 use crate::accountant_core;
 use crate::cli::{Failure, Outcome, RunArgs};
-use crate::config::{self, Auto, BaseUrl, Driver, Errors, Loaded, Origin, Surroundings};
+use crate::config::{self, Auto, BaseUrl, Config, Driver, Errors, Loaded, Origin, Secrets, Surroundings};
 use crate::control::{self, Control};
+use crate::coordination::Coordination;
+use crate::coordination::convergence::Convergence;
+use crate::coordination::fleet::FleetState;
+use crate::coordination::roster::{RosterFile, RosterKeeper, RosterTable};
+use crate::coordinator_core;
 use crate::data_core::{self, Start};
+use crate::identity_thread::Identity;
 use crate::keys::{KeyFileError, KeyStore};
 use crate::last_stop::{LastStop, RunningMark};
 use crate::ledger::LedgerState;
@@ -44,6 +57,8 @@ const TEE_ROWS: usize = 4_096;
 const OVERFLOW_ROWS: usize = 16_384;
 /// How long boot waits for names to resolve; a name that takes longer is answered 502 until it does.
 const NAMES_NS: u64 = 2_000_000_000;
+/// How long boot waits for the first look at Postgres, so that a healthy start serves no key as unknown or stale.
+const FIRST_LOOK: std::time::Duration = std::time::Duration::from_secs(2);
 /// Cores are pinned only where each has a CPU and some are left for the other threads.
 const PIN_FROM_CPUS: usize = 4;
 
@@ -53,9 +68,6 @@ pub enum BootError {
     /// The config does not compile.
     #[error("{0}")]
     Config(Box<Errors>),
-    /// Something the config asks for is not in this build.
-    #[error("{0}")]
-    NotBuilt(&'static str),
     /// The replica's name from the environment is no DNS label.
     #[error("{0}")]
     Replica(String),
@@ -73,9 +85,20 @@ pub enum BootError {
     /// The key file cannot be used.
     #[error(transparent)]
     Keys(#[from] KeyFileError),
+    /// The connection string of the key store cannot be used.
+    #[error("shared_state.postgres.dsn_env: the value of {variable} {reason}")]
+    Dsn {
+        /// The variable that holds it.
+        variable: String,
+        /// What is wrong with it; nothing of the string itself.
+        reason: DsnError,
+    },
     /// TLS cannot be set up.
     #[error("server.tls: {0}")]
     Tls(#[from] TlsError),
+    /// TLS towards Redis cannot be set up.
+    #[error("shared_state.redis: {0}")]
+    Redis(TlsError),
     /// A port cannot be had.
     #[error("{key} {address}: {reason}")]
     Listen {
@@ -103,7 +126,7 @@ impl From<BootError> for Failure {
     fn from(error: BootError) -> Self {
         match error {
             BootError::Config(errors) => Failure::Config(errors),
-            BootError::NotBuilt(_) | BootError::Replica(_) => Failure::Refused(error.to_string()),
+            BootError::Replica(_) | BootError::Dsn { .. } => Failure::Refused(error.to_string()),
             _ => Failure::Runtime(error.to_string()),
         }
     }
@@ -121,11 +144,6 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         stable = replica.is_stable(),
         "replica identity resolved"
     );
-    if config::requires_coordination(&loaded.config) {
-        return Err(BootError::NotBuilt(
-            "shared_state: this build has no coordination tier; remove the section to run this replica on its own",
-        ));
-    }
     let clock0 = Clock0 { wall_offset_ns: clock::wall_offset_ns() };
     let compiled = config::compile(&loaded, clock0).map_err(|errors| BootError::Config(Box::new(errors)))?;
     let secrets =
@@ -140,7 +158,8 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     // The ledger: one process per folder, meters as of the last row.
     let config = loaded.config.clone();
     make_data_dir(&config.data_dir)?;
-    let registry = Registry::new();
+    let convergence = config.shared_state.redis.as_ref().map(|_| Arc::new(Convergence::default()));
+    let registry = registry(convergence.as_ref());
     let pager = Arc::new(Pager::default());
     let ledger = LedgerState::default();
     let limits = Arc::new(crate::rules::limits_in_force(&config, compiled.limits));
@@ -156,7 +175,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     ledger.set_last_stop(last_stop);
 
     // Keys, providers, rules.
-    let keys = KeyStore::open(&config.data_dir.join("keys.json"))?;
+    let (keys, identity) = open_keys(&config, &secrets, &replica.name)?;
     let uses_mock = config.upstreams.iter().any(|upstream| upstream.base_url == BaseUrl::Mock);
     let mock = if uses_mock { Some(start_mock()?) } else { None };
     let resolver = Resolver::start()?;
@@ -187,11 +206,17 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     let mut seen = Vec::with_capacity(core_count);
     let mut ends = Vec::with_capacity(core_count);
     let mut receivers = Vec::with_capacity(core_count);
+    let (wake, mut desks) = (Arc::new(Notify::new()), Vec::new());
     for listener in listeners {
         let (sender, receiver, counts) = ring(TEE_ROWS, OVERFLOW_ROWS, pager.clone());
         let (door, bell) = doorbell()?;
         receivers.push(receiver);
-        ends.push((listener, sender, bell));
+        let asker = config.shared_state.redis.as_ref().map(|_| {
+            let (asker, answerer) = errands(TICKETS_MAX, wake.clone(), door.clone());
+            desks.push(answerer);
+            asker
+        });
+        ends.push((listener, sender, bell, asker));
         seen.push(CoreSeen {
             metrics: Arc::new(CoreMetrics::default()),
             rows: counts,
@@ -200,7 +225,16 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
             driver: std::sync::OnceLock::new(),
         });
     }
-    let shared = Arc::new(Shared::new(replica, rules, keys, registry, ledger, seen, clock::wall_ms()));
+    let started_ms = clock::wall_ms();
+    let fleet = convergence.map(|convergence| {
+        let (ledger, url) = (accountant.ledger_id(), secrets.advertise_url.clone());
+        let file: Arc<dyn RosterKeeper> = Arc::new(RosterFile::of(&config.data_dir));
+        let table = keys.followed().map(|followed| Arc::new(RosterTable(followed.clone())) as Arc<dyn RosterKeeper>);
+        let keepers = std::iter::once(file).chain(table).collect();
+        FleetState::new(&config, &replica, ledger, url, started_ms, convergence, keepers)
+    });
+    let coordination = fleet.transpose()?.map(|fleet| Arc::new(Coordination::of(&config, fleet)));
+    let shared = Arc::new(Shared::new(replica, rules, keys, registry, ledger, seen, coordination, started_ms));
     shared.beat.beat(MonoNs(clock::mono_ns())); // the catch-up above published every meter
 
     // Threads.
@@ -211,6 +245,21 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
             Ok(())
         })?
     };
+    let coordinator = match &config.shared_state.redis {
+        None => None,
+        Some(redis) => {
+            let password = secrets.redis_password.as_ref().map(|secret| secret.expose().to_owned());
+            let endpoint = Endpoint::new(&redis.addr, password, redis.tls).map_err(BootError::Redis)?;
+            let start = coordinator_core::Start { endpoint, desks, wake, pager: pager.clone() };
+            let shared = shared.clone();
+            Some(thread("tt-coordinator", move || Ok(coordinator_core::run(start, &shared)?))?)
+        }
+    };
+    if let Some(identity) = identity {
+        let (followed, shared) = (identity.followed(), shared.clone());
+        thread("tt-identity", move || Ok(identity.run(move || shared.announce())?))?;
+        followed.await_first_look(FIRST_LOOK);
+    }
     let connections = Arc::new(AtomicUsize::new(0));
     let pins = match config.server.pin {
         Auto::Auto => cpus >= PIN_FROM_CPUS && core_count <= cpus,
@@ -218,12 +267,13 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     };
     let allowed = allowed_cpus();
     let mut cores = Vec::with_capacity(core_count);
-    for (index, (listener, rows, bell)) in ends.into_iter().enumerate() {
+    for (index, (listener, rows, bell, asker)) in ends.into_iter().enumerate() {
         let start = Start {
             index,
             listener,
             rows,
             bell,
+            asker,
             driver: driver_choice(config.server.driver),
             pin_to: pins.then(|| allowed.get(index % allowed.len().max(1)).copied()).flatten(),
             connections: connections.clone(),
@@ -256,8 +306,34 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     pager.page();
     let _ = accountant.join();
     drop(mark);
+    if let (Some(coordination), Some(coordinator)) = (&shared.coordination, coordinator) {
+        coordination.stop();
+        let _ = coordinator.join();
+    }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The counters. Where burn is exchanged, a meter starts from what peers are known to have burned.
+fn registry(convergence: Option<&Arc<Convergence>>) -> Registry {
+    let Some(convergence) = convergence.cloned() else { return Registry::new() };
+    Registry::new().with_newborn(Box::new(move |key, meter| {
+        convergence.terms.claim(ScopeHash::of(&key.identity, &key.node), key.clone(), meter);
+    }))
+}
+
+/// The store that the config names. Postgres is not dialled yet, and need not be there.
+fn open_keys(config: &Config, secrets: &Secrets, replica: &str) -> Result<(KeyStore, Option<Identity>), BootError> {
+    let file = config.data_dir.join("keys.json");
+    let (Some(postgres), Some(dsn)) = (&config.shared_state.postgres, &secrets.postgres_dsn) else {
+        return Ok((KeyStore::open(&file)?, None));
+    };
+    if file.exists() {
+        tracing::warn!(file = %file.display(), "keys are kept in Postgres; those in the key file open nothing");
+    }
+    let identity = Identity::new(dsn.expose(), replica, &config.data_dir)
+        .map_err(|reason| BootError::Dsn { variable: postgres.dsn_env.as_str().to_owned(), reason })?;
+    Ok((KeyStore::Postgres(identity.followed()), Some(identity)))
 }
 
 /// Rows and keys name tenants and what they spend: nobody but the service's own user needs to look in.

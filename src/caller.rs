@@ -3,6 +3,10 @@
 //! `x-tt-key` is read first, so that a caller can send its own provider credential beside its key. A token that
 //! begins with `ttk_` is ours: an unknown, revoked or expired one is a 401 whatever the posture, and it is never
 //! forwarded. Two different keys on one request are a 401, because only one could be charged.
+//!
+//! Where keys are followed in Postgres, a 401 is said only of what is known: while they were never read a key's holder is
+//! anonymous, or is told to come again (503) where anonymous callers are not served; and a key that is missing from a
+//! stale snapshot may have been minted elsewhere since, so that is a 503 as well.
 
 use std::sync::Arc;
 
@@ -12,7 +16,8 @@ use shards::units::WallMs;
 
 use crate::config::{Anonymous, RequireKey};
 use crate::core::View;
-use crate::keys;
+use crate::keys::{self, Standing};
+use crate::respond::Fault;
 
 /// The holder of a valid key, or somebody without one.
 #[derive(Clone, Debug)]
@@ -25,6 +30,8 @@ pub struct Caller {
     pub key_name: Option<Arc<str>>,
     /// When the key ends.
     pub key_expires: Option<WallMs>,
+    /// A key was sent and nothing can be said of it: served as anonymous, which is no reason for a 401.
+    pub is_unverified: bool,
 }
 
 /// Why a request has no caller. The words say nothing that would help to guess a key.
@@ -36,6 +43,8 @@ pub enum Unknown {
     BadKey,
     /// Two different keys.
     TwoKeys,
+    /// A key was sent that the store has yet to tell us about.
+    Unverifiable,
 }
 
 impl Unknown {
@@ -45,6 +54,7 @@ impl Unknown {
             Unknown::NoKey => "no_key",
             Unknown::BadKey => "bad_key",
             Unknown::TwoKeys => "two_keys",
+            Unknown::Unverifiable => "unverifiable",
         }
     }
 
@@ -54,6 +64,15 @@ impl Unknown {
             Unknown::NoKey => "a key is required: send it as `Authorization: Bearer ttk_...` or `x-api-key: ttk_...`",
             Unknown::BadKey => "the key is not valid",
             Unknown::TwoKeys => "the request carries two different keys; send one",
+            Unknown::Unverifiable => "the key cannot be verified, because the key store cannot be reached; try again",
+        }
+    }
+
+    /// Whose fault it is: a key that nobody can judge is no failed authentication.
+    pub fn fault(self) -> Fault {
+        match self {
+            Unknown::NoKey | Unknown::BadKey | Unknown::TwoKeys => Fault::Authentication,
+            Unknown::Unverifiable => Fault::IdentityUnavailable,
         }
     }
 }
@@ -68,7 +87,7 @@ pub struct Memo {
 
 impl Caller {
     fn anonymous() -> Self {
-        Caller { node: Node::global(), key_id: None, key_name: None, key_expires: None }
+        Caller { node: Node::global(), key_id: None, key_name: None, key_expires: None, is_unverified: false }
     }
 
     /// Whether no valid key was sent.
@@ -83,14 +102,20 @@ impl Caller {
 }
 
 /// Finds the caller of a request. At most one SHA-256, none when the connection's last key comes again. Never waits.
-pub fn identify(view: &View, head: &RequestHead, buf: &[u8], now: WallMs, memo: &mut Memo) -> Result<Caller, Unknown> {
+/// `standing` is that of the view's keys.
+pub fn identify(
+    view: &View,
+    head: &RequestHead,
+    buf: &[u8],
+    now: WallMs,
+    standing: Standing,
+    memo: &mut Memo,
+) -> Result<Caller, Unknown> {
+    let keys = &view.rules.config.governance.keys;
+    let serves_anonymous = keys.require_key != RequireKey::Required && keys.anonymous != Anonymous::Refuse;
     let token = match virtual_token(head, buf)? {
         Some(token) => token,
-        None => {
-            let keys = &view.rules.config.governance.keys;
-            let refuses = keys.require_key == RequireKey::Required || keys.anonymous == Anonymous::Refuse;
-            return if refuses { Err(Unknown::NoKey) } else { Ok(Caller::anonymous()) };
-        }
+        None => return if serves_anonymous { Ok(Caller::anonymous()) } else { Err(Unknown::NoKey) },
     };
     if let Some(caller) = &memo.caller
         && memo.generation == view.generation
@@ -99,12 +124,20 @@ pub fn identify(view: &View, head: &RequestHead, buf: &[u8], now: WallMs, memo: 
     {
         return Ok(caller.clone());
     }
-    let holder = view.keys.find(token, now).ok_or(Unknown::BadKey)?;
+    let holder = match view.keys.find(token, now) {
+        Some(holder) => holder,
+        None if standing == Standing::Fresh || !view.keys.is_unheard_of(token) => return Err(Unknown::BadKey),
+        None if standing == Standing::NeverSeeded && serves_anonymous => {
+            return Ok(Caller { is_unverified: true, ..Caller::anonymous() });
+        }
+        None => return Err(Unknown::Unverifiable),
+    };
     let caller = Caller {
         node: holder.node.clone(),
         key_id: Some(holder.key_id.clone()),
         key_name: holder.name.clone(),
         key_expires: holder.expires,
+        is_unverified: false,
     };
     memo.token.clear();
     memo.token.extend_from_slice(token);

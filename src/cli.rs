@@ -6,6 +6,7 @@
 //! failed while running.
 
 mod args;
+mod fleet;
 mod init;
 pub mod keys;
 mod man;
@@ -89,6 +90,7 @@ pub fn main(bodies: &Bodies) -> ExitCode {
         Command::Keys(args) => (bodies.keys)(args),
         Command::Query(args) => (bodies.query)(args),
         Command::Mock(args) => (bodies.mock)(args),
+        Command::Fleet(args) => fleet::run(args),
         Command::Validate(args) => validate::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Schema => schema::run(),

@@ -11,6 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::admin;
 use crate::audit::{AuditFile, Who};
 use crate::config::{self, Config, Origin, Secrets};
+use crate::coordination::fleet::Command;
 use crate::rules::Rules;
 use crate::shared::Shared;
 
@@ -88,9 +89,6 @@ impl Control {
         // One at a time: the file read last is the one in force.
         let _one = self.reloading.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let loaded = self.origin.load().map_err(|errors| errors.to_string())?;
-        if config::requires_coordination(&loaded.config) {
-            return Err("shared_state: this build has no coordination tier".to_owned());
-        }
         let compiled = config::compile(&loaded, self.clock0).map_err(|errors| errors.to_string())?;
         let all = loaded.warnings.iter().chain(&compiled.warnings);
         let mut warnings: Vec<String> =
@@ -98,6 +96,10 @@ impl Control {
         let before = self.shared.rules.load_full();
         let needs_restart = config::needs_restart(&before.config, &loaded.config);
         let mut config = loaded.config;
+        let asks_redis = |limit: &std::sync::Arc<shards::limit::Limit>| limit.store == shards::limit::Store::Redis;
+        if self.shared.coordination.is_none() && compiled.limits.limits.iter().any(asks_redis) {
+            return Err("shared_state.redis takes effect with a restart, and a limit names `store: redis`".to_owned());
+        }
         let limits = Arc::new(crate::rules::limits_in_force(&config, compiled.limits));
         keep_what_runs(&mut config, &before.config);
         let mut rules = Rules::build(config, limits.clone(), compiled.prices, Vec::new(), &self.resolver, self.mock)
@@ -165,6 +167,9 @@ pub fn serve(control: &Arc<Control>, listener: TcpListener) -> std::io::Result<(
         );
         // The admin port answers `draining` until the data cores are done: it ends with the runtime.
         control.shared.draining.store(true, std::sync::atomic::Ordering::Release);
+        if let Some(coordination) = &control.shared.coordination {
+            coordination.fleet.ask(Command::Leave); // too busy to hear it: it leaves at the end
+        }
         control.shared.cores.iter().for_each(|core| core.doorbell.ring());
         while control.shared.cores.iter().any(|core| core.metrics.connections() > 0 || core.metrics.inflight() > 0) {
             if control.drain_is_over() {

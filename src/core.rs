@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
 use io::clock;
+use io::errand::Asker;
 use io::http1::ResponseHead;
 use io::http1::write::DateCache;
 use io::json::Inspector;
@@ -25,7 +26,8 @@ use shards::row::{RequestId, Row};
 use shards::scope::{Endpoint, Node};
 use shards::units::{MonoNs, Now, WallMs};
 
-use crate::keys::Snapshot;
+use crate::coordination::desk::{Answer, Desk, Question};
+use crate::keys::{Followed, Snapshot};
 use crate::memory::Owed;
 use crate::metrics::CoreMetrics;
 use crate::rules::{Routes, Rules, Upstream};
@@ -60,6 +62,8 @@ pub struct Core {
     pub connections: Cell<usize>,
     /// Memory to be given back after large bodies.
     pub owed: Owed,
+    /// Its desk at the shared store; `None` where none is configured.
+    pub desk: Option<Desk>,
     /// Reads request bodies.
     pub inspector: RefCell<Inspector>,
     view: RefCell<Rc<View>>,
@@ -83,6 +87,8 @@ pub struct View {
     pub rules: Arc<Rules>,
     /// The keys.
     pub keys: Arc<Snapshot>,
+    /// How far they may be believed; `None` where they are in a file of this replica.
+    pub followed: Option<Arc<Followed>>,
     /// Models looked up before.
     pub routes: Rc<Routes>,
     /// Which generation all of this is of.
@@ -100,7 +106,12 @@ struct Synced {
 
 impl Core {
     /// Made on the core's own thread.
-    pub fn new(index: usize, shared: Arc<Shared>, rows: RingSender<Row>) -> std::io::Result<Self> {
+    pub fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        rows: RingSender<Row>,
+        asker: Option<Asker<Question, Answer>>,
+    ) -> std::io::Result<Self> {
         let mut seed = [0_u8; 16];
         getrandom::fill(&mut seed).map_err(std::io::Error::other)?;
         let seen = &shared.cores[index];
@@ -114,6 +125,7 @@ impl Core {
             stop: StopAccepting::default(),
             connections: Cell::new(0),
             owed: Owed::default(),
+            desk: shared.coordination.clone().zip(asker).map(|(coordination, asker)| Desk::new(coordination, asker)),
             inspector: RefCell::new(Inspector::default()),
             view: RefCell::new(Rc::new(view)),
             pools: RefCell::default(),
@@ -280,6 +292,9 @@ impl Core {
     /// The doorbell rang: somebody published, synced rows, or asked for the drain.
     pub fn on_ring(&self) {
         self.synced.waiting.borrow_mut().drain(..).for_each(Waker::wake);
+        if let Some(desk) = &self.desk {
+            desk.collect();
+        }
         if self.shared.draining.load(Ordering::Acquire) {
             self.stop.stop();
             self.drain.set();
@@ -317,6 +332,7 @@ impl View {
             limits: Rc::new(rules.limits.copy_for_core()),
             rules,
             keys: shared.keys.snapshot(),
+            followed: shared.keys.followed().cloned(),
             routes: Rc::default(),
             plans: Rc::default(),
         }

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use io::clock;
 use io::doorbell::Bell;
+use io::errand::Asker;
 use io::listen::Listener;
 use io::ring::RingSender;
 use io::runtime::{DriverChoice, DriverError, Socket, run_core, sleep, spawn};
 use shards::row::Row;
 
 use crate::connection;
+use crate::coordination::desk::{Answer, Question};
 use crate::core::Core;
 use crate::respond::{self, Extra, Fault};
 use crate::rules::ns;
@@ -35,6 +37,8 @@ pub struct Start {
     pub rows: RingSender<Row>,
     /// Its bell.
     pub bell: Bell,
+    /// Its way to the coordinator, where there is one.
+    pub asker: Option<Asker<Question, Answer>>,
     /// Which driver to use.
     pub driver: DriverChoice,
     /// The CPU to stay on, if any.
@@ -66,9 +70,9 @@ pub fn run(start: Start, shared: &Arc<Shared>) -> Result<(), DriverError> {
 }
 
 async fn serve(start: Start, shared: Arc<Shared>) -> std::io::Result<()> {
-    let Start { index, listener, rows, bell, connections, .. } = start;
+    let Start { index, listener, rows, bell, asker, connections, .. } = start;
     let listener = Listener::new(listener)?;
-    let core = Rc::new(Core::new(index, shared, rows)?);
+    let core = Rc::new(Core::new(index, shared, rows, asker)?);
 
     let on_ring = core.clone();
     spawn(

@@ -5,6 +5,7 @@
 //! The sums themselves are made in `shards::accountant`. Every answer says which replicas it covers: on a replica of its
 //! own that is one, and one who merges several answers overwrites the coverage. Waits for the disk.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -135,13 +136,21 @@ pub struct ReplicaRead {
     /// The instant its answer is of; null when there is none.
     pub as_of: Option<String>,
     pub error: Option<String>,
+    /// It is gone, and its ledger was read through this replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ledger_read_by: Option<String>,
 }
 
 impl Coverage {
     /// One replica, which answered.
     pub fn one(id: &str, state: &str, basis: &str, now: WallMs) -> Self {
-        let read =
-            ReplicaRead { id: id.to_owned(), state: state.to_owned(), as_of: Some(when::text(now)), error: None };
+        let read = ReplicaRead {
+            id: id.to_owned(),
+            state: state.to_owned(),
+            as_of: Some(when::text(now)),
+            error: None,
+            ledger_read_by: None,
+        };
         Coverage {
             replicas_total: 1,
             replicas_answered: 1,
@@ -149,6 +158,47 @@ impl Coverage {
             basis: basis.to_owned(),
             replicas: vec![read],
         }
+    }
+}
+
+impl Spend {
+    /// Adds another replica's answer to the same question. The coverage stays for the caller to say.
+    pub fn add(&mut self, other: Spend) {
+        let mut groups: BTreeMap<Vec<Option<String>>, Line> = BTreeMap::new();
+        let name =
+            |line: &Line| self.group_by.iter().map(|part| line.by.get(part).cloned().flatten()).collect::<Vec<_>>();
+        for line in std::mem::take(&mut self.groups).into_iter().chain(other.groups) {
+            match groups.entry(name(&line)) {
+                Entry::Occupied(mut known) => known.get_mut().sums.add(&line.sums),
+                Entry::Vacant(free) => {
+                    free.insert(line);
+                }
+            }
+        }
+        self.groups = groups.into_values().collect();
+        self.total.add(&other.total);
+        self.is_truncated |= other.is_truncated;
+        self.corrupt_rows = self.corrupt_rows.saturating_add(other.corrupt_rows);
+    }
+}
+
+impl Sums {
+    /// Sums stop at the largest number instead of wrapping: a peer may say anything.
+    fn add(&mut self, other: &Sums) {
+        let more = |sum: &mut u64, by: u64| *sum = sum.saturating_add(by);
+        more(&mut self.requests, other.requests);
+        more(&mut self.refusals, other.refusals);
+        more(&mut self.errors, other.errors);
+        more(&mut self.forwarded, other.forwarded);
+        more(&mut self.tokens.input, other.tokens.input);
+        more(&mut self.tokens.output, other.tokens.output);
+        more(&mut self.tokens.cached_input, other.tokens.cached_input);
+        more(&mut self.tokens.cache_write, other.tokens.cache_write);
+        more(&mut self.tokens.reasoning, other.tokens.reasoning);
+        more(&mut self.cost_nanousd, other.cost_nanousd);
+        more(&mut self.unpriced, other.unpriced);
+        more(&mut self.latency_us_total, other.latency_us_total);
+        self.cost_usd = me::amount(LimitType::BudgetUsd, self.cost_nanousd);
     }
 }
 

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 use shards::accountant::period_of;
-use shards::limit::{Class, Limit, LimitType, Period};
+use shards::limit::{Class, Limit, LimitType, Period, Store};
 use shards::plan::{Armed, Counter};
 use shards::refusal::{enforcement, go_duration, text};
 use shards::scope::Endpoint;
@@ -13,12 +13,12 @@ use shards::suspend::Reason;
 use shards::units::Now;
 
 use crate::caller::Caller;
+use crate::coordination::desk::Outcome;
 use crate::core::{Core, View};
-use crate::request::N_LIVE;
 use crate::shared::Shared;
 
-/// The body of the answer.
-pub fn render(core: &Core, view: &View, caller: &Caller, now: Now) -> Vec<u8> {
+/// The body of the answer. Waits for the shared store at most 5 ms, where a limit is counted there.
+pub async fn render(core: &Core, view: &View, caller: &Caller, now: Now) -> Vec<u8> {
     // Chat is the endpoint nearly every limit selects; a limit that selects others only is added once.
     let mut limits: Vec<Armed> = Vec::new();
     for endpoint in Endpoint::ALL {
@@ -29,39 +29,61 @@ pub fn render(core: &Core, view: &View, caller: &Caller, now: Now) -> Vec<u8> {
             }
         }
     }
-    let limits: Vec<Value> = limits.iter().map(|armed| standing(&core.shared, armed, now)).collect();
+    let mut budget = None;
+    let mut shown: Vec<Value> = Vec::with_capacity(limits.len());
+    for armed in &limits {
+        let told = match &core.desk {
+            Some(desk) => desk.look(armed, &mut budget).await,
+            None => None,
+        };
+        shown.push(standing_told(&core.shared, armed, told, now));
+    }
     json!({
         "node": caller.node.as_str(),
         "key_id": caller.key_id.as_deref(),
         "name": caller.key_name.as_deref(),
         "expires_at": caller.key_expires.map(|at| instant(at.0)),
         "anonymous": caller.is_anonymous(),
-        "limits": limits,
+        "limits": shown,
     })
     .to_string()
     .into_bytes()
 }
 
-/// One limit at one node, as it stands.
+/// One limit at one node, as it stands in this replica.
 pub fn standing(shared: &Shared, armed: &Armed, now: Now) -> Value {
+    standing_told(shared, armed, None, now)
+}
+
+/// The same, with what the shared store told of it, or why it told nothing.
+fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now) -> Value {
     let limit = &armed.limit;
-    let suspended = suspension(shared, limit, now);
+    let n_live = shared.n_live(now.mono);
+    let suspended = match told {
+        Some(Ok(_)) => None,
+        Some(Err(reason)) => Some(reason),
+        None => suspension(shared, limit, now),
+    };
+    let converges = shared.coordination.is_some();
     let mut value = json!({
         "id": &*limit.id,
         "type": limit.kind.as_str(),
         "unit": limit.kind.unit(),
         "node": armed.node.as_str(),
-        "limit": amount(limit.kind, limit.effective_amount(N_LIVE)),
+        "limit": amount(limit.kind, limit.effective_amount(n_live)),
         "posture": limit.posture.as_str(),
-        "enforcement": enforcement(limit, N_LIVE, false, suspended),
+        "enforcement": enforcement(limit, n_live, converges, suspended),
     });
     if let Some(period) = &limit.period {
         value["period"] = json!(period_text(period));
     }
     match &armed.counter {
         Counter::Cell(cell) => {
-            if let Some(rate) = limit.effective_rate(N_LIVE) {
-                let standing = cell.peek(&rate, now.mono);
+            if let Some(rate) = limit.effective_rate(n_live) {
+                let standing = match told {
+                    Some(Ok(reply)) => rate.read_script(&reply, 0).2,
+                    _ => cell.peek(&rate, now.mono),
+                };
                 value["burst"] = json!(rate.burst());
                 value["remaining"] = json!(standing.remaining);
                 value["resets_at"] = json!(instant(now.wall.0.saturating_add_unsigned(standing.reset_ns / 1_000_000)));
@@ -84,10 +106,19 @@ pub fn standing(shared: &Shared, armed: &Armed, now: Now) -> Value {
     value
 }
 
-/// Why a limit's guarantee is not held right now, if it is not.
+/// Why a limit's guarantee is not held right now, if it is not: what the last verdicts said, and the next one will.
 pub fn suspension(shared: &Shared, limit: &Limit, now: Now) -> Option<Reason> {
     let is_settled = limit.kind.class() == Class::LedgerSettled;
-    (is_settled && shared.beat.is_stale(now.mono)).then_some(Reason::MeterStale)
+    if is_settled && shared.beat.is_stale(now.mono) {
+        return Some(Reason::MeterStale);
+    }
+    let coordination = shared.coordination.as_ref()?;
+    match limit.store {
+        _ if is_settled => coordination.fleet.burn_suspended(now.mono),
+        Store::Redis => coordination.breaker.suspended(),
+        Store::Share => coordination.n_live(now.mono).1,
+        Store::Local => None,
+    }
 }
 
 /// An amount in the limit's unit: dollars as an exact decimal, everything else as a whole number.

@@ -23,6 +23,7 @@ use shards::refusal::{LedgerBound, Refusal};
 use shards::row::{Decision, Outcome};
 use shards::scope::Endpoint;
 use shards::settle::OutputBound;
+use shards::suspend::Reason;
 use smallvec::SmallVec;
 
 use self::life::Life;
@@ -33,13 +34,12 @@ use crate::connection::{After, Client, WRITE_STALL_NS, family_of};
 use crate::core::{Core, View};
 use crate::cors::Cors;
 use crate::exchange::{self, Failure};
+use crate::keys::Standing;
 use crate::place::{self, Place};
 use crate::relay;
 use crate::respond::{self, Extra, Fault};
 use crate::rules::{Credential, Rules, Upstream, ns};
 
-/// Replicas that share the limits; one until a fleet is configured.
-pub const N_LIVE: u32 = 1;
 /// What one image is taken to be, in tokens, before the provider reports what it was.
 const IMAGE_TOKENS: u64 = 1_600;
 /// Text bytes per token, for estimates.
@@ -104,14 +104,15 @@ async fn govern(
     })?;
 
     // Who.
-    let caller =
-        caller::identify(view, &client.head, &client.buf, life.now.wall, &mut client.memo).map_err(Stop::Unknown)?;
+    let standing = identity_standing(view, life);
+    let caller = caller::identify(view, &client.head, &client.buf, life.now.wall, standing, &mut client.memo)
+        .map_err(Stop::Unknown)?;
     let endpoint = match place {
         Place::Models => {
             return Err(Stop::Answered { status: 200, body: place::models(rules), headers: Vec::new() });
         }
         Place::Me => {
-            let body = crate::me::render(core, view, &caller, life.now);
+            let body = Box::pin(crate::me::render(core, view, &caller, life.now)).await;
             return Err(Stop::Answered { status: 200, body, headers: Vec::new() });
         }
         Place::Endpoint(endpoint) => endpoint,
@@ -121,7 +122,16 @@ async fn govern(
     // Gate A, before the body is read.
     let plan = core.plan(view, &caller.node, endpoint);
     life.judge();
-    if let Verdict::Refused(refusal) = gate::before_body(&plan, life.now, N_LIVE, &mut life.passed) {
+    let verdict = match &core.desk {
+        // Boxed, so that requests without a limit in the shared store carry no room for it.
+        Some(desk) if plan.asks_store => {
+            let verdict = Box::pin(desk.before_body(&plan, life.now, life.n_live, &mut life.passed)).await;
+            life.store_answered();
+            verdict
+        }
+        _ => gate::before_body(&plan, life.now, life.n_live, &mut life.passed),
+    };
+    if let Verdict::Refused(refusal) = verdict {
         return Err(Stop::Refused(refusal));
     }
 
@@ -157,7 +167,7 @@ async fn govern(
             must_be_priced(rules, &plan, &ask)?;
         }
         let beat = &core.shared.beat;
-        let verdict = gate::after_failover(&plan, life.now, N_LIVE, beat, &ask, &tried, &mut life.passed);
+        let verdict = gate::after_failover(&plan, life.now, life.n_live, beat, &ask, &tried, &mut life.passed);
         if let Verdict::Refused(refusal) = verdict {
             return Err(Stop::Refused(refusal));
         }
@@ -185,6 +195,16 @@ async fn govern(
 
     // Relay, settle, row.
     Ok(relay::relay(core, client, upstream, answered, life).await)
+}
+
+/// How far the keys may be believed; anything less than fresh is disclosed on whatever becomes of the request.
+fn identity_standing(view: &View, life: &mut Life) -> Standing {
+    let Some(followed) = &view.followed else { return Standing::Fresh };
+    let standing = if view.keys.is_seed() { followed.standing(life.now.mono) } else { Standing::NeverSeeded };
+    if standing != Standing::Fresh {
+        life.passed.suspended.push((followed.limit_id.clone(), Reason::IdentityStale));
+    }
+    standing
 }
 
 /// What a body asks for; a pass-through body that is no JSON asks for nothing we know.
@@ -294,7 +314,8 @@ fn choose(
     let ours = caller.may_use_our_credential(view);
     candidates.retain(|upstream| ours || !upstream.has_own_credential());
     let Some(without_key) = candidates.first().map(|upstream| upstream.id.clone()) else {
-        return Err(Stop::Unknown(caller::Unknown::NoKey));
+        let unknown = if caller.is_unverified { caller::Unknown::Unverifiable } else { caller::Unknown::NoKey };
+        return Err(Stop::Unknown(unknown));
     };
     candidates.retain(|upstream| !matches!(upstream.credential, Credential::Missing));
     if candidates.is_empty() {
@@ -343,8 +364,10 @@ fn exchange_stop(life: &mut Life, failure: Failure) -> Stop {
 /// the connection.
 async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life: Life, mut stop: Stop) -> After {
     if let Stop::Unknown(unknown) = stop {
-        core.metrics.with(|numbers| *numbers.unauthenticated.entry(unknown.as_str()).or_default() += 1);
-        stop = self::stop(Fault::Authentication, unknown.message());
+        if unknown.fault() == Fault::Authentication {
+            core.metrics.with(|numbers| *numbers.unauthenticated.entry(unknown.as_str()).or_default() += 1);
+        }
+        stop = self::stop(unknown.fault(), unknown.message());
     }
     let body_unread = client.end == 0;
     let keeps = client.head.keep_alive && !core.drain.is_set();
@@ -364,13 +387,10 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life:
             refusal.bound = LedgerBound {
                 tee_lag_rows: core.shared.tee_lag_rows(),
                 dropped_rows: core.shared.dropped_rows(),
-                convergence_lag_rows: None,
+                convergence_lag_rows: refusal.bound.convergence_lag_rows,
             };
             life.refused(refusal);
             refusal.headers(&mut headers);
-            if refusal.suspended.iter().any(|(_, reason)| reason.is_shared_store()) {
-                headers.extend_from_slice(b"x-tt-coordination: suspended\r\n");
-            }
             (429, refusal.body(life.family, id.as_str()))
         }
         Stop::Fault(fault, message) => {
@@ -389,6 +409,9 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life:
             (fault.status(), fault.body(life.family, message, id.as_str()))
         }
     };
+    if life.passed.suspended.iter().any(|(_, reason)| reason.is_shared_store()) {
+        headers.extend_from_slice(b"x-tt-coordination: suspended\r\n");
+    }
     if !life.is_judged() && status >= 400 && status != 499 {
         core.metrics.with(|numbers| *numbers.unjudged.entry(status).or_default() += 1);
     }

@@ -34,6 +34,8 @@ pub enum Fault {
     UpstreamBroken,
     /// The operator's provider key is not there.
     UpstreamUnconfigured,
+    /// A key was sent, and the store of keys has not told us about any yet.
+    IdentityUnavailable,
     /// Too many connections.
     Overloaded,
     /// A bug of ours.
@@ -53,7 +55,7 @@ impl Fault {
             Fault::Encoded => 415,
             Fault::Internal => 500,
             Fault::UpstreamUnreachable | Fault::UpstreamBroken => 502,
-            Fault::UpstreamUnconfigured | Fault::Overloaded => 503,
+            Fault::UpstreamUnconfigured | Fault::IdentityUnavailable | Fault::Overloaded => 503,
             Fault::UpstreamTimeout => 504,
         }
     }
@@ -71,6 +73,7 @@ impl Fault {
             Fault::UpstreamTimeout => "upstream_timeout",
             Fault::UpstreamBroken => "upstream_error",
             Fault::UpstreamUnconfigured => "upstream_unconfigured",
+            Fault::IdentityUnavailable => "identity_unavailable",
             Fault::Overloaded => "overloaded",
             Fault::Internal => "internal_error",
         }

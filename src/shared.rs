@@ -10,10 +10,13 @@ use arc_swap::ArcSwap;
 use io::doorbell::Doorbell;
 use io::ring::RingCounts;
 use io::runtime::DriverInUse;
+use shards::gate::FleetSeen;
 use shards::meter::MeterBeat;
 use shards::registry::Registry;
+use shards::units::MonoNs;
 
 use crate::config::ReplicaIdentity;
+use crate::coordination::Coordination;
 use crate::keys::KeyStore;
 use crate::ledger::LedgerState;
 use crate::metrics::CoreMetrics;
@@ -35,6 +38,8 @@ pub struct Shared {
     pub ledger: LedgerState,
     /// One entry per data core, in order.
     pub cores: Vec<CoreSeen>,
+    /// The shared store; `None` where none is configured.
+    pub coordination: Option<Arc<Coordination>>,
     /// SIGTERM was received: readiness is off, connections end after their request.
     pub draining: AtomicBool,
     /// A second signal was received: connections end now.
@@ -68,6 +73,7 @@ impl Shared {
         registry: Registry,
         ledger: LedgerState,
         cores: Vec<CoreSeen>,
+        coordination: Option<Arc<Coordination>>,
         started_wall_ms: i64,
     ) -> Self {
         Shared {
@@ -78,6 +84,7 @@ impl Shared {
             beat: MeterBeat::new(),
             ledger,
             cores,
+            coordination,
             draining: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
             started_wall_ms,
@@ -94,6 +101,16 @@ impl Shared {
     /// Tells every core that something was published. Effective for the next request each of them reads.
     pub fn announce(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How many replicas share the limits; 1 without a shared store. Read once per request.
+    pub fn n_live(&self, now: MonoNs) -> u32 {
+        self.coordination.as_ref().map_or(1, |coordination| coordination.n_live(now).0)
+    }
+
+    /// The same, and what else the gates must know of the fleet.
+    pub fn fleet_seen(&self, now: MonoNs) -> (u32, FleetSeen) {
+        self.coordination.as_ref().map_or((1, FleetSeen::default()), |coordination| coordination.seen(now))
     }
 
     /// Rows handed over by the cores and not folded yet.

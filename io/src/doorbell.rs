@@ -54,7 +54,9 @@ impl Bell {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            self.rope.rung.store(false, Ordering::Release); // before the work: a ring during it is a new one
+            // Before the work: a ring during it is a new one. A swap, not a store: it reads the flag of whoever rang last,
+            // so that the work sees what was left before that ring, which wrote no byte because ours was still there.
+            self.rope.rung.swap(false, Ordering::AcqRel);
             on_ring();
         }
     }

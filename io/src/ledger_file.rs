@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 pub use backward::Backward;
 pub use log::{Appended, Log};
 pub use reader::{Line, ReadReport, Reader};
-pub use small::{read_small, write_atomic};
+pub use small::{give_to_owner_of_folder, read_small, write_atomic};
 
 const LOCK_FILE: &str = "ledger.lock";
 const ID_FILE: &str = "ledger-id";

@@ -23,3 +23,4 @@ pub(crate) use socket::writable;
 pub use socket::{Beside, Fill, Socket, read_beside};
 pub use task::{Event, spawn};
 pub use tls::{ClientTls, ServerTls, TlsError};
+pub(crate) use tls::{pem_roots, system_roots};

@@ -2,7 +2,9 @@
 //! ([`after_parse`]) runs when model and prompt are known.
 //!
 //! A gate walks the limits of a [`NodePlan`](crate::plan::NodePlan) in order and stops at the first enforcing one that
-//! is over. Neither waits, hashes, reads a clock or allocates on the way to an admission. What was taken is in [`Held`]
+//! is over. Neither waits, hashes, reads a clock or allocates on the way to an admission. Where a limit is counted
+//! in the shared store, gate A stops at it ([`BeforeBody`]) and goes on with the store's answer, or with the reason why there
+//! is none. What was taken is in [`Held`]
 //! and comes back on every way out. `request.rs` is the caller.
 
 mod after_parse;
@@ -12,15 +14,15 @@ mod held;
 use std::sync::Arc;
 
 pub use after_parse::{Ask, after_failover, after_parse};
-pub use before_body::before_body;
+pub use before_body::{BeforeBody, Step, before_body};
 pub use held::Held;
 use smallvec::SmallVec;
 
-use crate::limit::Limit;
+use crate::limit::{Limit, Store};
 use crate::plan::Armed;
 use crate::rate::{RateParams, Standing};
 use crate::refusal::Refusal;
-use crate::suspend::Suspensions;
+use crate::suspend::{Reason, Suspensions};
 
 /// A refusal is a normal answer.
 #[derive(Debug)]
@@ -29,6 +31,22 @@ pub enum Verdict {
     Admitted,
     /// [`Passed::held`] is empty again: leases and reserves taken on the way are returned. An rpm count stays.
     Refused(Box<Refusal>),
+}
+
+/// What the gates must know of the fleet, read once per request. The default is a node on its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FleetSeen {
+    /// Why the number of live replicas cannot be relied on.
+    pub share_suspended: Option<Reason>,
+    /// Burn is exchanged with peers.
+    pub converging: Option<Converging>,
+}
+
+/// How the exchange of burn stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Converging {
+    /// Why peers' burn cannot be relied on.
+    pub suspended: Option<Reason>,
 }
 
 /// What both gates leave behind for one request. Reused from request to request: [`Passed::clear`].
@@ -42,6 +60,8 @@ pub struct Passed {
     pub facts: SmallVec<[RateFact; 6]>,
     /// The largest tpm reserve held, for the row.
     pub reserved_tokens: u64,
+    /// Not left behind but brought along: set before gate A.
+    pub fleet: FleetSeen,
 }
 
 impl Passed {
@@ -52,6 +72,14 @@ impl Passed {
         self.suspended.clear();
         self.facts.clear();
         self.reserved_tokens = 0;
+        self.fleet = FleetSeen::default();
+    }
+
+    /// A share of a number that may be wrong: enforced all the same, and disclosed.
+    fn note_share(&mut self, limit: &Limit) {
+        if let Some(reason) = self.fleet.share_suspended.filter(|_| limit.store == Store::Share) {
+            self.suspended.push((limit.id.clone(), reason));
+        }
     }
 
     /// Callers are told about limits that can refuse them; a shadow limit must not slow anyone down.
@@ -79,13 +107,25 @@ enum Answer {
 /// amounts are never compared.
 fn walk(armed: &[Armed], passed: &mut Passed, mut ask: impl FnMut(&Armed, &mut Passed) -> Answer) -> Verdict {
     for armed in armed {
-        match ask(armed, passed) {
-            Answer::Under => {}
-            Answer::Over(refusal) if armed.limit.is_enforcing() => return passed.refuse(refusal),
-            Answer::Over(_) => passed.shadow.push(armed.limit.id.clone()),
+        let answer = ask(armed, passed);
+        if let Some(refused) = conclude(armed, answer, passed) {
+            return refused;
         }
     }
     Verdict::Admitted
+}
+
+/// What one limit's answer means for the walk; `None`: it goes on.
+#[inline]
+fn conclude(armed: &Armed, answer: Answer, passed: &mut Passed) -> Option<Verdict> {
+    match answer {
+        Answer::Under => None,
+        Answer::Over(refusal) if armed.limit.is_enforcing() => Some(passed.refuse(refusal)),
+        Answer::Over(_) => {
+            passed.shadow.push(armed.limit.id.clone());
+            None
+        }
+    }
 }
 
 /// One rate limit as a caller may see it. Frozen when it was counted: headers and row show this, never a later look.

@@ -7,10 +7,13 @@
 
 pub mod accountant;
 pub mod cell;
+pub mod converge;
+pub mod coordinate;
 pub mod duration;
 pub mod gate;
 pub mod gauge;
 pub mod limit;
+pub mod membership;
 pub mod meter;
 pub mod plan;
 pub mod price;

@@ -10,6 +10,10 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::units::{MonoNs, WallMs};
 
+/// Peers are not assumed to go on burning for longer than this after their last word: ten minutes, then they count as
+/// departed.
+const LAG_GROWS_NS: u64 = 600_000_000_000;
+
 /// A publication older than this is not trusted: six missed 5 s republications.
 pub const METER_TRUST_NS: u64 = 30_000_000_000;
 
@@ -38,6 +42,16 @@ pub struct Reading {
     pub resets_at: Option<WallMs>,
 }
 
+/// How far peers' part of a meter may be behind, as an estimate in rows: what was missing at `as_of`, and what is missing
+/// more with every second since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerLag {
+    /// Rows × milliseconds: rows of each peer's last flush, times its age.
+    pub row_ms: u64,
+    pub rows_per_s: u64,
+    pub as_of: MonoNs,
+}
+
 /// One scope's burn. Rests at zero with a period that ended long ago.
 #[derive(Debug)]
 pub struct Meter {
@@ -45,6 +59,12 @@ pub struct Meter {
     remote: AtomicU64,
     period_start_ms: AtomicI64,
     period_end_ms: AtomicI64,
+    /// Own rows that are not in the shared store yet.
+    unsent_rows: AtomicU64,
+    /// [`PeerLag`], word by word: an estimate, so a reader between two stores does no harm.
+    lag_row_ms: AtomicU64,
+    lag_rows_per_s: AtomicU64,
+    lag_as_of_ns: AtomicU64,
 }
 
 impl Default for Meter {
@@ -60,6 +80,10 @@ impl Meter {
             remote: AtomicU64::new(0),
             period_start_ms: AtomicI64::new(i64::MIN),
             period_end_ms: AtomicI64::new(i64::MIN),
+            unsent_rows: AtomicU64::new(0),
+            lag_row_ms: AtomicU64::new(0),
+            lag_rows_per_s: AtomicU64::new(0),
+            lag_as_of_ns: AtomicU64::new(0),
         }
     }
 
@@ -114,6 +138,27 @@ impl Meter {
             self.remote.store(remote, Ordering::Release);
         }
         current
+    }
+
+    /// How many own rows peers cannot know of yet.
+    pub fn publish_unsent(&self, rows: u64) {
+        self.unsent_rows.store(rows, Ordering::Relaxed); // an estimate orders nothing
+    }
+
+    /// How far peers' part may be behind.
+    pub fn publish_lag(&self, lag: PeerLag) {
+        // Relaxed: as above.
+        self.lag_row_ms.store(lag.row_ms, Ordering::Relaxed);
+        self.lag_rows_per_s.store(lag.rows_per_s, Ordering::Relaxed);
+        self.lag_as_of_ns.store(lag.as_of.0, Ordering::Relaxed);
+    }
+
+    /// Rows that `observed` may be missing: own ones not yet published, and an estimate for the peers, rounded up.
+    pub fn convergence_lag_rows(&self, now: MonoNs) -> u64 {
+        let since_ns = now.0.saturating_sub(self.lag_as_of_ns.load(Ordering::Relaxed)).min(LAG_GROWS_NS);
+        let more = self.lag_rows_per_s.load(Ordering::Relaxed).saturating_mul(since_ns / 1_000_000);
+        let peers = self.lag_row_ms.load(Ordering::Relaxed).saturating_add(more).div_ceil(1_000);
+        self.unsent_rows.load(Ordering::Relaxed).saturating_add(peers)
     }
 
     /// Rolls forward to `period`, values first: a reader must never pair the new end with the old burn.

@@ -21,8 +21,9 @@ pub use look::LimitState;
 pub use nearest::nearest;
 
 use crate::cell::Cell;
+use crate::coordinate::key::ScopeHash;
 use crate::gauge::Gauge;
-use crate::limit::{Class, Limit, LimitType};
+use crate::limit::{Class, Limit, LimitType, Store};
 use crate::meter::Meter;
 use crate::registry::Registry;
 use crate::scope::{Endpoint, Node};
@@ -57,6 +58,8 @@ pub struct Armed {
     /// The node whose counter it is: where the limit hangs, or the caller's node of its level.
     pub node: Node,
     pub counter: Counter,
+    /// What the shared store keeps this scope's count under; `Some` for `store: redis` alone.
+    pub shared: Option<ScopeHash>,
 }
 
 /// A live counter, shared by every core and every plan that uses it.
@@ -78,6 +81,8 @@ pub struct NodePlan {
     pub before_body: Vec<Armed>,
     /// budget_usd, quota_tokens, quota_requests and tpm; their model and upstream match is asked per request.
     pub after_parse: Vec<Armed>,
+    /// Some limit of gate A is counted in the shared store.
+    pub asks_store: bool,
     /// Some enforcing `budget_usd` may apply, so a model without a price needs a look.
     pub has_enforcing_budget: bool,
 }
@@ -107,7 +112,9 @@ impl LimitSet {
             let Some(node) = limit.attach.node_for(node) else { continue };
             let counter = registry.counter(limit, &node);
             let gate = if limit.kind.class().is_before_body() { &mut plan.before_body } else { &mut plan.after_parse };
-            gate.push(Armed { limit: limit.clone(), node, counter });
+            let armed = Armed::new(limit.clone(), node, counter);
+            plan.asks_store |= armed.shared.is_some();
+            gate.push(armed);
             plan.has_enforcing_budget |= limit.kind == LimitType::BudgetUsd && limit.is_enforcing();
         }
         plan.before_body.sort_by(order::walk);
@@ -140,6 +147,14 @@ impl LimitSet {
             let is_metered = matches!(limit.kind, LimitType::BudgetUsd | LimitType::QuotaTokens | LimitType::Tpm);
             limit.matches.selects_endpoint(endpoint) && !(is_metered && endpoint == Endpoint::CountTokens)
         })
+    }
+}
+
+impl Armed {
+    /// A limit with its counter at `node`.
+    pub fn new(limit: Arc<Limit>, node: Node, counter: Counter) -> Armed {
+        let shared = (limit.store == Store::Redis).then(|| ScopeHash::of(&limit.identity, &node));
+        Armed { limit, node, counter, shared }
     }
 }
 

@@ -9,6 +9,7 @@
 mod fixed_window;
 mod gcra;
 mod moment;
+mod script;
 mod sliding_window;
 mod token_bucket;
 mod window;
@@ -21,6 +22,7 @@ use token_bucket::Bucket;
 use window::Window;
 
 pub(crate) use moment::{Moment, RateNow};
+pub use script::{Script, ScriptReply};
 
 /// The most output tokens one tpm reserve holds for a caller who bounded nothing or too much. A share of a
 /// tpm burst is never cut below it, or an ordinary request could fit on no replica.

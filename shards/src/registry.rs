@@ -32,9 +32,14 @@ pub struct ScopeKey {
     pub node: Node,
 }
 
+/// Looks at a meter that is being made, before anybody else can.
+pub type Newborn = Box<dyn Fn(&ScopeKey, &Meter) + Send + Sync>;
+
 /// All counters of this process.
 pub struct Registry {
     hasher: FixedState,
+    /// What a meter starts from, where burn is exchanged with peers.
+    newborn: Option<Newborn>,
     shards: Box<[CachePadded<RwLock<Shard>>]>,
 }
 
@@ -55,7 +60,14 @@ impl Registry {
     pub fn new() -> Registry {
         let hasher = FixedState::default();
         let shards = (0..SHARDS).map(|_| CachePadded::new(RwLock::new(Shard::with_hasher(hasher.clone())))).collect();
-        Registry { hasher, shards }
+        Registry { hasher, newborn: None, shards }
+    }
+
+    /// Shows every meter to `newborn` when it is made, under its shard's lock: whoever sees the meter sees what `newborn`
+    /// put into it.
+    pub fn with_newborn(mut self, newborn: Newborn) -> Registry {
+        self.newborn = Some(newborn);
+        self
     }
 
     /// The one counter of this limit at this node, made now if there is none. May wait for another core that is
@@ -67,7 +79,15 @@ impl Registry {
             return counter.clone(); // cloned under the lock: from here on a sweep sees it held
         }
         // Another core may have been faster between the two locks; then its counter is the one.
-        write(shard).entry(key).or_insert_with(|| fresh(limit)).clone()
+        let mut shard = write(shard);
+        let entry = shard.entry(key).or_insert_with_key(|key| {
+            let counter = fresh(limit);
+            if let (Counter::Meter(meter), Some(newborn)) = (&counter, &self.newborn) {
+                newborn(key, meter);
+            }
+            counter
+        });
+        entry.clone()
     }
 
     /// The meter of a LedgerSettled limit; `None` for the other classes, which have none.
@@ -83,8 +103,12 @@ impl Registry {
 
     /// The counter if it exists. Creates nothing: for pages, which must not fill the registry by looking at it.
     pub fn find(&self, limit: &Limit, node: &Node) -> Option<Counter> {
-        let key = ScopeKey { identity: limit.identity.clone(), node: node.clone() };
-        read(self.shard(&key)).get(&key).cloned()
+        self.get(&ScopeKey { identity: limit.identity.clone(), node: node.clone() })
+    }
+
+    /// The same by its key.
+    pub fn get(&self, key: &ScopeKey) -> Option<Counter> {
+        read(self.shard(key)).get(key).cloned()
     }
 
     /// Drops the counters of this core's shards that are at rest and that no plan, lease or reserve holds: an

@@ -22,7 +22,7 @@ pub enum Reason {
     RedisDeadlineExceeded,
     /// Five calls in a row failed; nobody asks until a probe succeeds, local cells answer.
     RedisBreakerOpen,
-    /// The server answered with an error; the local cell answered.
+    /// The server answered with an error, or the connection to it broke; the local cell answered.
     RedisEvalError,
     /// The server answered something the script cannot say; the local cell answered.
     RedisReplyMalformed,
@@ -66,6 +66,10 @@ impl Reason {
             Reason::ReplicaIdConflict => "replica_id_conflict",
         }
     }
+
+    /// Why a verdict of `store: redis` came from the local cell: the labels of the fallback metric.
+    pub const FALLBACKS: [Reason; 4] =
+        [Reason::RedisDeadlineExceeded, Reason::RedisBreakerOpen, Reason::RedisEvalError, Reason::RedisReplyMalformed];
 
     /// `None` for a text no version of ours has written.
     pub fn parse(text: &str) -> Option<Reason> {

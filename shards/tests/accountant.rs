@@ -285,9 +285,9 @@ fn peers_are_told_what_changed_once() {
     desk.fold(&row(2, NEW_YEAR_2027));
     let mut told = Vec::new();
     let now = WallMs(NEW_YEAR_2027 + 1);
-    desk.folder.changed(now, |burn| told.push((burn.node.to_string(), burn.period.start, burn.amount, burn.rows)));
+    desk.folder.changed(now, |_, burn| told.push((burn.node.to_string(), burn.period.start, burn.amount, burn.rows)));
     assert_eq!(told, [("org:acme".to_owned(), WallMs(NEW_YEAR_2027), 2 * CENT, 2)]);
-    desk.folder.changed(now, |_| panic!("nothing has changed since"));
+    desk.folder.changed(now, |_, _| panic!("nothing has changed since"));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 mod support;
 
-use shards::gate::{Ask, Passed, Verdict, after_parse, before_body};
-use shards::limit::Limit;
+use shards::gate::{Ask, Converging, FleetSeen, Passed, Verdict, after_parse, before_body};
+use shards::limit::{Limit, LimitDecl};
+use shards::meter::PeerLag;
 use shards::plan::{Armed, Counter};
 use shards::refusal::Wait;
 use shards::scope::{Endpoint, Node};
@@ -351,4 +352,53 @@ fn any_number_of_threads_pass_neither_cap() {
     });
     assert!(admitted <= 610, "{admitted} admitted");
     assert_eq!(in_flight(gateway, "slots", "__global"), 0);
+}
+
+#[test]
+fn a_share_of_an_unsure_number_is_enforced_and_disclosed_at_both_gates() {
+    let gateway = Gateway::new(&[
+        share(decl("shared_rpm", "rpm", TEAM, "2")),
+        share(decl("shared_slots", "concurrency", TEAM, "5")),
+        share(LimitDecl { burst: Some("20000".to_owned()), ..decl("shared_tpm", "tpm", TEAM, "20000") }),
+        decl("local_rpm", "rpm", TEAM, "9"),
+    ]);
+    let stale = FleetSeen { share_suspended: Some(Reason::MembershipStale), converging: None };
+    let mut passed = Passed { fleet: stale, ..Passed::default() };
+    gateway.ask(DEV, at(0.0), &chat(), &mut passed).expect("room for two");
+    let mut suspended: Vec<_> = passed.suspended.iter().map(|(id, reason)| (id.to_string(), *reason)).collect();
+    suspended.sort();
+    let shared = ["shared_rpm", "shared_slots", "shared_tpm"].map(|id| (id.to_owned(), Reason::MembershipStale));
+    assert_eq!(suspended, shared);
+    passed.clear();
+    assert_eq!(passed.fleet, FleetSeen::default());
+    passed.fleet = stale;
+    gateway.ask(DEV, at(0.0), &chat(), &mut passed).expect("what was held came back, but for one of two arrivals");
+    passed.clear();
+    passed.fleet = stale;
+    let refusal = gateway.ask(DEV, at(0.0), &chat(), &mut passed).expect_err("two of two are spent");
+    assert_eq!((&*refusal.limit.id, refusal.suspended.len()), ("shared_rpm", 1));
+}
+
+#[test]
+fn peers_burn_that_cannot_be_relied_on_still_counts_and_is_disclosed_with_its_lag() {
+    let gateway = Gateway::new(&[decl("quota", "quota_requests", TEAM, "5")]);
+    let meter = gateway.meter("quota", TEAM);
+    meter.publish(AUGUST, 1);
+    meter.publish_remote(AUGUST, 3);
+    meter.publish_unsent(1);
+    let as_of = at(0.0).mono;
+    meter.publish_lag(PeerLag { row_ms: 1_500, rows_per_s: 2, as_of });
+    let converging = |suspended| FleetSeen { share_suspended: None, converging: Some(Converging { suspended }) };
+    let mut passed = Passed { fleet: converging(Some(Reason::NeverSynced)), ..Passed::default() };
+    gateway.ask(DEV, at(0.0), &chat(), &mut passed).expect("four of five");
+    assert_eq!(passed.suspended.to_vec(), [(gateway.limit("quota").id.clone(), Reason::NeverSynced)]);
+    meter.publish_remote(AUGUST, 4);
+    let mut passed = Passed { fleet: converging(None), ..Passed::default() };
+    let refusal = gateway.ask(DEV, at(2.0), &chat(), &mut passed).expect_err("five of five");
+    assert!(refusal.suspended.is_empty());
+    // Own: one. Peers: 1.5 at first, two a second for two seconds: 5.5, rounded up.
+    assert_eq!(refusal.bound.convergence_lag_rows, Some(7));
+    let mut alone = Passed::default();
+    let refusal = gateway.ask(DEV, at(2.0), &chat(), &mut alone).expect_err("five of five");
+    assert_eq!(refusal.bound.convergence_lag_rows, None, "a node on its own lags behind nobody");
 }

@@ -1,22 +1,40 @@
-//! The roster of replicas. A node without a coordination tier is a fleet of one, and says so.
+//! The roster of replicas, and taking one off it. A node without a shared store is a fleet of one, and says so.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use shards::units::WallMs;
+use serde_json::{Value, json};
+use shards::membership::roster::State as Standing;
+use shards::units::{Now, WallMs};
+use tokio::sync::oneshot;
 
-use super::answer::{Answer, Fault, ok, parse};
-use super::{Admin, now};
-use crate::when;
+use super::answer::{Answer, Fault, blocking, ok, parse};
+use super::{Admin, By, now};
+use crate::coordination::Coordination;
+use crate::coordination::fleet::{Command, Dropped, NotRemoved};
+use crate::shared::Shared;
+use crate::{me, when};
+
+/// What a single node says.
+const ALONE: &str = "a fleet of one: no shared-state tier is configured, so this replica knows of no other";
+/// What a frozen roster says.
+const FROZEN: &str = "the shared store does not answer: states and ages are those of as_of, aged by this replica's own \
+                      clock; shares are not split until it answers";
+/// A purge looks through every scope, 32 a round trip: 100,000 of them in a few seconds.
+const DECOMMISSION_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Serialize)]
-struct Roster<'a> {
+struct Roster {
     /// For people: `1 of 1`.
     summary: String,
+    /// How many ways shares are split now; 1 while degraded.
     n_live: u32,
     n_total: u32,
     /// Declared.
@@ -25,49 +43,97 @@ struct Roster<'a> {
     max_abs_skew_ms: u64,
     /// A frozen snapshot: what was true at `as_of`.
     degraded: bool,
-    as_of: String,
+    as_of: Option<String>,
+    /// Why `n_live` cannot be relied on.
+    suspended: Option<&'static str>,
     note: &'static str,
-    replicas: Vec<Replica<'a>>,
+    replicas: Vec<Replica>,
 }
 
-#[derive(Serialize)]
-struct Replica<'a> {
-    id: &'a str,
-    source: &'static str,
+/// One replica as answers name it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Replica {
+    pub id: String,
+    source: String,
     stable: bool,
-    version: &'static str,
+    version: String,
     started_at: String,
-    age_ms: u64,
-    advertise_url: Option<&'a str>,
-    state: &'static str,
+    /// Since its last heartbeat; null before the store first answered.
+    age_ms: Option<u64>,
+    pub advertise_url: Option<String>,
+    pub state: &'static str,
+    /// Names its ledger wherever that goes.
+    pub ledger_id: Option<String>,
 }
 
 /// `GET /tt/api/v1/fleet`.
 pub async fn roster(State(admin): State<Arc<Admin>>) -> Answer {
-    let shared = admin.shared();
+    let (shared, now) = (admin.shared(), now());
     let window = shared.rules.load().config.fleet.liveness_window;
-    let is_draining = shared.draining.load(Ordering::Acquire);
-    let (n_live, n_total) = (u32::from(!is_draining), 1);
+    let replicas = replicas(&admin, now);
+    let n_total = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
+    let (n_live, skew_ms, as_of, suspended, note) = match &shared.coordination {
+        None => (u32::from(!is_draining(shared)), 0, Some(now.wall), None, ALONE),
+        Some(coordination) => {
+            let (n_live, reason) = coordination.n_live(now.mono);
+            let roster = coordination.fleet.roster.load();
+            let as_of = roster.as_of().map(|as_of| WallMs(now.wall.0 - (now.mono.since(as_of) / 1_000_000) as i64));
+            let note = if is_frozen(coordination, now) { FROZEN } else { "" };
+            (n_live, roster.max_abs_skew_ms(now.mono), as_of, reason.map(|reason| reason.as_str()), note)
+        }
+    };
+    let degraded = shared.coordination.as_ref().is_some_and(|coordination| is_frozen(coordination, now));
     ok(&Roster {
         summary: format!("{n_live} of {n_total}"),
         n_live,
         n_total,
         liveness_window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
-        max_abs_skew_ms: 0, // one clock agrees with itself
-        degraded: false,
-        as_of: when::text(now().wall),
-        note: "a fleet of one: no shared-state tier is configured, so this replica knows of no other",
-        replicas: vec![Replica {
-            id: &shared.replica.name,
-            source: shared.replica.source.as_str(),
-            stable: shared.replica.is_stable(),
-            version: env!("CARGO_PKG_VERSION"),
-            started_at: when::text(WallMs(shared.started_wall_ms)),
-            age_ms: 0, // it is the one that answers
-            advertise_url: admin.control.secrets.advertise_url.as_deref(),
-            state: if is_draining { "drained" } else { "live" },
-        }],
+        max_abs_skew_ms: skew_ms,
+        degraded,
+        as_of: as_of.map(when::text),
+        suspended,
+        note,
+        replicas,
     })
+}
+
+/// Whether the roster is older than the liveness window.
+pub fn is_frozen(coordination: &Coordination, now: Now) -> bool {
+    coordination.membership.n_live(now.mono).1.is_some()
+}
+
+fn is_draining(shared: &Shared) -> bool {
+    shared.draining.load(Ordering::Acquire)
+}
+
+/// Every replica that is known, this one first.
+pub fn replicas(admin: &Admin, now: Now) -> Vec<Replica> {
+    let shared = admin.shared();
+    let own = Replica {
+        id: shared.replica.name.clone(),
+        source: shared.replica.source.as_str().to_owned(),
+        stable: shared.replica.is_stable(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: when::text(WallMs(shared.started_wall_ms)),
+        age_ms: Some(0), // it is the one that answers
+        advertise_url: admin.control.secrets.advertise_url.clone(),
+        state: if is_draining(shared) { Standing::Drained } else { Standing::Live }.as_str(),
+        ledger_id: shared.coordination.as_ref().map(|coordination| coordination.fleet.card.ledger_id.clone()),
+    };
+    let Some(coordination) = &shared.coordination else { return vec![own] };
+    let roster = coordination.fleet.roster.load();
+    let others = roster.entries().filter(|entry| entry.id != own.id).map(|entry| Replica {
+        id: entry.id.clone(),
+        source: entry.card.source.clone(),
+        stable: entry.card.stable,
+        version: entry.card.version.clone(),
+        started_at: when::text(WallMs(entry.card.started_at_ms)),
+        age_ms: roster.age_ms(entry, now.mono),
+        advertise_url: entry.card.advertise_url.clone(),
+        state: roster.state(entry, now.mono).as_str(),
+        ledger_id: Some(entry.card.ledger_id.clone()),
+    });
+    std::iter::once(own.clone()).chain(others).collect()
 }
 
 #[derive(Deserialize)]
@@ -75,18 +141,102 @@ pub async fn roster(State(admin): State<Arc<Admin>>) -> Answer {
 struct Decommission {
     replica: String,
     #[serde(default)]
-    #[expect(dead_code, reason = "part of the request; here no replica can be removed, by force or otherwise")]
     force: bool,
 }
 
-/// `POST /tt/api/v1/fleet/decommission`: there is nobody to remove.
-pub async fn decommission(State(admin): State<Arc<Admin>>, body: Bytes) -> Answer {
+/// `POST /tt/api/v1/fleet/decommission`. Audited before it is answered. The answer says what burn no longer counts.
+pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, body: Bytes) -> Answer {
     let ask: Decommission = parse(&body, r#"{"replica": "NAME"}"#)?;
-    let message = if ask.replica == admin.shared().replica.name {
-        "this is a fleet of one, and the replica to remove is the one that answers"
-    } else {
-        "this is a fleet of one: no shared-state tier is configured, so there is no roster to remove a replica from"
+    let itself = ask.replica == admin.shared().replica.name;
+    let Some(coordination) = admin.shared().coordination.clone() else {
+        let message = if itself {
+            "this is a fleet of one, and the replica to remove is the one that answers"
+        } else {
+            "this is a fleet of one: no shared-state tier is configured, so there is no roster to remove a replica from"
+        };
+        let remedy = "ask a replica that has shared_state configured; a single node is removed by stopping it";
+        return Err(Fault::new(StatusCode::CONFLICT, "no_fleet", message, remedy));
     };
-    let remedy = "ask a replica that has shared_state configured; a single node is removed by stopping it";
-    Err(Fault::new(StatusCode::CONFLICT, "no_fleet", message, remedy))
+    if itself {
+        let message = "the replica to remove is the one that answers";
+        let remedy = "stop it, then ask another replica to remove it";
+        return Err(Fault::new(StatusCode::CONFLICT, "replica_is_live", message, remedy));
+    }
+    let (answer, answered) = oneshot::channel();
+    let command = Command::Decommission { replica: ask.replica.clone(), force: ask.force, answer };
+    let silent = || {
+        let message = "the coordinator does not answer";
+        Fault::new(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", message, "try again in a moment")
+    };
+    if !coordination.fleet.ask(command) {
+        return Err(silent());
+    }
+    let outcome = tokio::time::timeout(DECOMMISSION_WITHIN, answered).await.map_err(|_| silent())?;
+    let outcome = outcome.map_err(|_| silent())?;
+    let dropped = outcome.as_ref().map(|dropped| shown(&admin, dropped)).unwrap_or_default();
+    let word = match &outcome {
+        Ok(_) => "done",
+        Err(NotRemoved::Live | NotRemoved::Unknown) => "refused",
+        Err(NotRemoved::Unreachable(_)) => "failed",
+    };
+    let what = json!({"replica": ask.replica, "force": ask.force, "dropped": dropped});
+    let (who, audited) = (by.who(), admin.clone());
+    let recorded = blocking(move || audited.audit.record(now().wall, &who, "fleet.decommission", &what, word)).await?;
+    match outcome {
+        Ok(_) => {
+            tracing::info!(replica = ask.replica, force = ask.force, "replica decommissioned");
+            recorded.map_err(|error| {
+                Fault::storage(format!("the replica is removed, but that could not be audited: {error}"))
+            })?;
+            ok(&json!({"replica": ask.replica, "removed": true, "dropped": dropped}))
+        }
+        Err(NotRemoved::Live) => Err(Fault::new(
+            StatusCode::CONFLICT,
+            "replica_is_live",
+            format!("{} is live: it beat within the liveness window", ask.replica),
+            "stop it first, or use force (`--force`, `\"force\": true`); one that still runs comes back with its next heartbeat",
+        )),
+        Err(NotRemoved::Unknown) => Err(Fault::new(
+            StatusCode::NOT_FOUND,
+            "not_found",
+            format!("there is no replica {:?} on the roster, and no burn is published under that name", ask.replica),
+            "see /tt/api/v1/fleet for the names",
+        )),
+        Err(NotRemoved::Unreachable(why)) => Err(Fault::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "store_unreachable",
+            format!("the shared store was not changed, or not wholly: {why}"),
+            "try again when it answers; a removal that was cut short is finished by the next one",
+        )),
+    }
+}
+
+/// Burn that no longer counts: one line per limit and node; scopes no counter here stands for are summed up by number.
+fn shown(admin: &Admin, dropped: &Dropped) -> Vec<Value> {
+    let shared = admin.shared();
+    let (rules, terms) = (shared.rules.load(), &shared.coordination.as_ref().map(|c| c.fleet.convergence.clone()));
+    let mut lines: BTreeMap<(String, String, String), Value> = BTreeMap::new();
+    for (scope, calendar, period, cell) in &dropped.cells {
+        let key = terms.as_ref().and_then(|convergence| convergence.terms.key_of(*scope));
+        let limit =
+            key.as_ref().and_then(|key| rules.limits.limits.iter().find(|limit| limit.identity == key.identity));
+        let line = match (&key, limit) {
+            (Some(key), Some(limit)) => json!({
+                "limit_id": &*limit.id,
+                "limit_type": limit.kind.as_str(),
+                "node": key.node.as_str(),
+                "burn": me::amount(limit.kind, cell.burn),
+            }),
+            // Of a limit or a node this replica has not met: the number is nano-USD, tokens or requests.
+            _ => json!({"limit_id": null, "limit_type": null, "node": null, "burn": cell.burn}),
+        };
+        let mut line = line;
+        line["scope"] = json!(scope.to_string());
+        line["rows"] = json!(cell.rows);
+        line["period"] = json!(calendar.as_str());
+        line["period_start"] = json!(when::text(period.start));
+        line["ledger_id"] = json!(&*cell.ledger);
+        lines.insert((scope.to_string(), when::text(period.start), cell.ledger.to_string()), line);
+    }
+    lines.into_values().collect()
 }

@@ -15,7 +15,7 @@ use shards::units::WallMs;
 use super::answer::{Answer, Fault, blocking, ok, parse, with_status};
 use super::{Admin, By, now, query};
 use crate::audit::Who;
-use crate::keys::{Key, KeyFileError};
+use crate::keys::{Key, KeyError, StoreError};
 use crate::when::{self, When};
 
 /// Characters of a key's name: it is for lists and logs.
@@ -117,12 +117,12 @@ impl Admin {
         who: &Who,
     ) -> Result<Minted, Fault> {
         let keys = &self.shared().keys;
-        let minted = keys.mint(node, name, expires, wall).map_err(fault)?;
+        let minted = keys.mint(node, name, expires, wall, &self.by(who)).map_err(fault)?;
         let listed = Listed::of(&minted.key, wall);
         let what = json!({"id": listed.id, "node": listed.node, "name": listed.name, "expires_at": listed.expires_at});
         if let Err(error) = self.audit.record(wall, who, "keys.mint", &what, "done") {
             // A key nobody is on record for must not open anything.
-            let undone = keys.revoke(&minted.key.id, wall).is_ok();
+            let undone = keys.revoke(&minted.key.id, wall, &self.by(who)).is_ok();
             self.shared().announce();
             let state = if undone { "the new key was revoked again" } else { "and the new key could not be revoked" };
             return Err(Fault::storage(format!("the mint could not be audited ({error}); {state}")));
@@ -133,7 +133,7 @@ impl Admin {
     }
 
     fn revoke(&self, id: &str, wall: WallMs, who: &Who) -> Result<Listed, Fault> {
-        let revoked = self.shared().keys.revoke(id, wall).map_err(fault)?;
+        let revoked = self.shared().keys.revoke(id, wall, &self.by(who)).map_err(fault)?;
         let Some(key) = revoked else {
             let remedy = "see /tt/api/v1/keys for the ids";
             return Err(Fault::new(StatusCode::NOT_FOUND, "not_found", "there is no key with that id", remedy));
@@ -146,6 +146,13 @@ impl Admin {
             .record(wall, who, "keys.revoke", &what, "done")
             .map_err(|error| Fault::storage(format!("the key is revoked, but that could not be audited: {error}")))?;
         Ok(listed)
+    }
+}
+
+impl Admin {
+    /// Who asked, for a store that all replicas share.
+    fn by(&self, who: &Who) -> String {
+        who.on_replica(&self.shared().replica.name)
     }
 }
 
@@ -170,9 +177,17 @@ fn expiry(text: &str, now: WallMs) -> Result<WallMs, Fault> {
     Ok(at)
 }
 
-fn fault(error: KeyFileError) -> Fault {
+fn fault(error: KeyError) -> Fault {
     match error {
-        KeyFileError::GlobalNode => Fault::bad_request(format!("node: {error}"), format!("send {SHAPE}")),
-        KeyFileError::Io { .. } | KeyFileError::Content { .. } => Fault::storage(error),
+        KeyError::GlobalNode => Fault::bad_request(format!("node: {error}"), format!("send {SHAPE}")),
+        KeyError::File(_) | KeyError::Randomness(_) => Fault::storage(error),
+        KeyError::Store(StoreError::Unconfirmed(_)) => {
+            let remedy = "revoking again is safe; a key whose secret was never shown can be revoked";
+            Fault::new(StatusCode::GATEWAY_TIMEOUT, "store_unconfirmed", error.to_string(), remedy)
+        }
+        KeyError::Store(_) => {
+            let remedy = "see identity in /tt/api/v1/governance/health; keys known so far stay in force";
+            Fault::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", error.to_string(), remedy)
+        }
     }
 }

@@ -20,7 +20,6 @@ use shards::units::Now;
 use super::answer::{Answer, ok, reading};
 use super::{Admin, now, query};
 use crate::me;
-use crate::request::N_LIVE;
 use crate::shared::Shared;
 
 /// Scopes shown per limit.
@@ -69,7 +68,7 @@ pub async fn list(State(admin): State<Arc<Admin>>, params: Result<Query<Params>,
 }
 
 fn page(shared: &Shared, node: Option<&Node>, now: Now) -> Page {
-    let rules = shared.rules.load_full();
+    let (rules, n_live) = (shared.rules.load_full(), shared.n_live(now.mono));
     let configured = configured(&serde_json::to_string(&rules.config).unwrap_or_default());
     let limits: Vec<&Arc<Limit>> =
         rules.limits.limits.iter().filter(|limit| node.is_none_or(|node| concerns(limit, node))).collect();
@@ -83,8 +82,8 @@ fn page(shared: &Shared, node: Option<&Node>, now: Now) -> Page {
             return;
         }
         if let (Some(limit), Some(busiest)) = (limits.get(at), busiest.get_mut(at)) {
-            let armed = Armed { limit: (*limit).clone(), node: key.node.clone(), counter: counter.clone() };
-            busiest.offer(fullness(&armed.limit, &armed.counter, now), armed);
+            let armed = Armed::new((*limit).clone(), key.node.clone(), counter.clone());
+            busiest.offer(fullness(&armed.limit, &armed.counter, n_live, now), armed);
         }
     });
     let shown = limits.into_iter().zip(busiest).map(|(limit, busiest)| Shown {
@@ -94,26 +93,27 @@ fn page(shared: &Shared, node: Option<&Node>, now: Now) -> Page {
         posture: limit.posture.as_str(),
         config: configured.get(&*limit.id).cloned(),
         amount: me::amount(limit.kind, limit.amount),
-        effective_amount: me::amount(limit.kind, limit.effective_amount(N_LIVE)),
-        burst: limit.effective_rate(N_LIVE).map(|rate| rate.burst()),
+        effective_amount: me::amount(limit.kind, limit.effective_amount(n_live)),
+        burst: limit.effective_rate(n_live).map(|rate| rate.burst()),
         period: limit.period.as_ref().map(me::period_text),
-        enforcement: enforcement(limit, N_LIVE, false, me::suspension(shared, limit, now)),
+        enforcement: enforcement(limit, n_live, shared.coordination.is_some(), me::suspension(shared, limit, now)),
         scopes_total: busiest.seen,
         scopes: busiest.top.iter().map(|(_, armed)| me::standing(shared, armed, now)).collect(),
         id: limit.id.to_string(),
     });
-    Page { n_live: N_LIVE, limits: shown.collect() }
+    Page { n_live, limits: shown.collect() }
 }
 
 /// Each limit in force, and how full its fullest scope is. Walks all counters.
 pub(super) fn fullest(shared: &Shared, now: Now) -> Vec<(Arc<str>, f64)> {
+    let (n_live, _) = shared.fleet_seen(now.mono);
     let rules = shared.rules.load_full();
     let mut fullest: Vec<(Arc<str>, f64)> = rules.limits.limits.iter().map(|limit| (limit.id.clone(), 0.0)).collect();
     let index: HashMap<&str, (usize, &Arc<Limit>)> =
         rules.limits.limits.iter().enumerate().map(|(at, limit)| (limit.identity.as_str(), (at, limit))).collect();
     shared.registry.each(|key, counter| {
         let Some((at, limit)) = index.get(key.identity.as_str()).copied() else { return };
-        fullest[at].1 = fullest[at].1.max(fullness(limit, counter, now));
+        fullest[at].1 = fullest[at].1.max(fullness(limit, counter, n_live, now));
     });
     fullest
 }
@@ -149,13 +149,13 @@ fn concerns(limit: &Limit, node: &Node) -> bool {
 }
 
 /// How close a scope is to refusing: 0 untouched, 1 and more refuses.
-fn fullness(limit: &Limit, counter: &Counter, now: Now) -> f64 {
+fn fullness(limit: &Limit, counter: &Counter, n_live: u32, now: Now) -> f64 {
     let (used, of) = match counter {
         Counter::Cell(cell) => {
-            let Some(rate) = limit.effective_rate(N_LIVE) else { return 0.0 };
+            let Some(rate) = limit.effective_rate(n_live) else { return 0.0 };
             (rate.burst().saturating_sub(cell.peek(&rate, now.mono).remaining), rate.burst())
         }
-        Counter::Gauge(gauge) => (gauge.in_flight().into(), limit.effective_amount(N_LIVE)),
+        Counter::Gauge(gauge) => (gauge.in_flight().into(), limit.effective_amount(n_live)),
         Counter::Meter(meter) => (meter.observed(now.wall), limit.amount),
     };
     used as f64 / of.max(1) as f64 // an order to show, not a verdict: rounding does not matter

@@ -1,5 +1,7 @@
 //! `GET /tt/api/v1/query`: what was used and spent. Also how handlers read their parameters.
 
+mod fan_out;
+
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
@@ -11,7 +13,7 @@ use shards::units::WallMs;
 use super::answer::{Answer, Fault, ok, reading};
 use super::{Admin, now};
 use crate::ledger_query::{Coverage, Question};
-use crate::when::When;
+use crate::when::{When, text};
 
 /// Asked for when `since` is not given.
 const SINCE: &str = "24h";
@@ -43,11 +45,19 @@ pub async fn answer(State(admin): State<Arc<Admin>>, params: Result<Query<Params
         .map_err(|wrong| Fault::bad_request(wrong, "see /tt/api/v1/openapi.json"))?;
     // The fleet of a single node is itself: the sums are the same, and so is the coverage.
     let basis = if params.fleet { "fleet_of_one" } else { "own_ledger" };
+    let of = admin.clone();
     let spend = reading(move || {
-        let coverage = Coverage::one(&admin.shared().replica.name, "live", basis, wall);
-        admin.ledger.query(&question, coverage)
+        let coverage = Coverage::one(&of.shared().replica.name, "live", basis, wall);
+        of.ledger.query(&question, coverage)
     });
-    ok(&spend.await?.map_err(Fault::storage)?)
+    let spend = spend.await?.map_err(Fault::storage)?;
+    if !params.fleet {
+        return ok(&spend);
+    }
+    let mut asked = vec![("since", text(since)), ("until", text(until)), ("group_by", group_by.join(","))];
+    asked.extend(params.node.map(|node| ("node", node)));
+    asked.extend(params.model.map(|model| ("model", model)));
+    ok(&fan_out::ask(admin, spend, asked).await?)
 }
 
 /// The parameters, or which one is wrong.

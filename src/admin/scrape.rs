@@ -8,7 +8,7 @@ mod process;
 use std::fmt::Error;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::State as Extracted;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
@@ -18,17 +18,22 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use shards::coordinate::breaker::State;
+use shards::suspend::Reason;
+use shards::units::Now;
 
 use super::answer::reading;
 use super::limits::fullest;
 use super::{Admin, now};
+use crate::coordination::convergence::Convergence;
+use crate::keys::Standing;
 use crate::last_stop::LastStop;
 use crate::ledger::DiskWork;
 use crate::me;
 use crate::metrics::{Histogram, Numbers, TOKEN_KINDS};
 use crate::shared::Shared;
 
-pub async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+pub async fn metrics(Extracted(admin): Extracted<Arc<Admin>>) -> Response {
     // How full limits are takes a walk over all counters, which may be a million.
     let scrape = reading(move || {
         let mut text = String::with_capacity(32 * 1024);
@@ -70,6 +75,7 @@ impl Collector for Gateway {
         cores(&mut scrape, shared)?;
         ledger(&mut scrape, shared)?;
         guarantees(&mut scrape, shared, &numbers)?;
+        coordination(&mut scrape, shared, &numbers)?;
         build(&mut scrape, shared)
     }
 }
@@ -188,7 +194,11 @@ fn guarantees(scrape: &mut Scrape<'_>, shared: &Shared, numbers: &Numbers) -> Re
             .limits
             .limits
             .iter()
-            .map(|limit| (labels([("limit", &limit.id)]), i64::from(me::suspension(shared, limit, now).is_some()))),
+            .map(|limit| (labels([("limit", &limit.id)]), i64::from(me::suspension(shared, limit, now).is_some())))
+            .chain(shared.keys.followed().map(|followed| {
+                let is_suspended = followed.standing(now.mono) != Standing::Fresh;
+                (labels([("limit", &followed.limit_id)]), i64::from(is_suspended))
+            })),
     )?;
     scrape.shares(
         "tokentriage_limit_used_ratio",
@@ -203,13 +213,68 @@ fn guarantees(scrape: &mut Scrape<'_>, shared: &Shared, numbers: &Numbers) -> Re
             .iter()
             .map(|((limit, reason), count)| (labels([("limit", limit), ("reason", reason)]), *count)),
     )?;
-    let age_ms = now.wall.0.saturating_sub(shared.keys.refreshed().0).max(0);
+    let known_at_ms = shared.keys.refreshed().map_or(shared.started_wall_ms, |at| at.0);
     scrape.number(
         "tokentriage_identity_age_seconds",
-        "Since the keys were last known to be what the store says",
-        &ConstGauge::new(age_ms as f64 / 1e3),
+        "Since the keys were last known to be what the store says; since the start while there are none",
+        &ConstGauge::new(now.wall.0.saturating_sub(known_at_ms).max(0) as f64 / 1e3),
     )?;
-    scrape.gauge("tokentriage_fleet_live", "Live replicas as this one sees them; 1 on a single node", 1)
+    let is_seeded = shared.keys.standing(now.mono) != Standing::NeverSeeded;
+    scrape.gauge("tokentriage_identity_seeded", "1 once there are keys to tell callers by", i64::from(is_seeded))?;
+    if let Some(coordination) = &shared.coordination {
+        convergence(scrape, &coordination.fleet.convergence, now)?;
+    }
+    scrape.gauge(
+        "tokentriage_fleet_live",
+        "Live replicas as this one sees them; 1 on a single node",
+        shared.n_live(now.mono).into(),
+    )
+}
+
+/// NaN is how Prometheus says that there is no age yet.
+fn convergence(scrape: &mut Scrape<'_>, convergence: &Convergence, now: Now) -> Result<(), Error> {
+    if !convergence.is_attached() {
+        return Ok(());
+    }
+    let age_s = convergence.flushed().map_or(f64::NAN, |flushed| now.mono.since(flushed) as f64 / 1e9);
+    scrape.number(
+        "tokentriage_convergence_age_seconds",
+        "Since burn was last exchanged with every peer in full",
+        &ConstGauge::new(age_s),
+    )?;
+    let unsent = i64::try_from(convergence.unsent_rows()).unwrap_or(i64::MAX);
+    scrape.gauge("tokentriage_convergence_unsent_rows", "Own rows that peers cannot know of yet", unsent)
+}
+
+/// Nothing where no shared store is configured.
+fn coordination(scrape: &mut Scrape<'_>, shared: &Shared, numbers: &Numbers) -> Result<(), Error> {
+    let Some(coordination) = &shared.coordination else { return Ok(()) };
+    scrape.histogram(
+        "tokentriage_redis_rtt_seconds",
+        "Verdicts of the store that came in time, from writing the call to reading the reply",
+        &coordination.rtt(),
+    )?;
+    // The same verdicts that rows, headers and `tokentriage_suspended_verdicts` tell of, by reason alone.
+    let fell_back = |reason: &'static str| {
+        let of_reason = numbers.suspended.iter().filter(|((_, why), _)| *why == reason);
+        of_reason.map(|(_, count)| count).sum::<u64>()
+    };
+    scrape.counters(
+        "tokentriage_redis_fallbacks",
+        "Verdicts of `store: redis` that the local cell gave, by reason",
+        Reason::FALLBACKS.iter().map(|reason| (labels([("reason", reason.as_str())]), fell_back(reason.as_str()))),
+    )?;
+    scrape.counter(
+        "tokentriage_redis_late_replies",
+        "Replies of the store that came after their verdict was given",
+        coordination.late_reply_count(),
+    )?;
+    let state = match coordination.breaker.state() {
+        State::Closed { .. } => 0,
+        State::HalfOpen { .. } => 1,
+        State::Open { .. } => 2,
+    };
+    scrape.gauge("tokentriage_breaker_state", "Whether the store is asked: 0 closed, 1 half open, 2 open", state)
 }
 
 fn build(scrape: &mut Scrape<'_>, shared: &Shared) -> Result<(), Error> {

@@ -57,6 +57,8 @@ pub enum Command {
     Keys(KeysArgs),
     /// Show what was used and spent, from the ledger
     Query(QueryArgs),
+    /// Show the replicas of the fleet, or remove one that is gone
+    Fleet(FleetArgs),
     /// Write a commented starter configuration
     Init(InitArgs),
     /// Print the JSON Schema of the configuration, for editors
@@ -184,6 +186,48 @@ pub struct QueryArgs {
     /// Print CSV
     #[arg(long)]
     pub csv: bool,
+    #[command(flatten)]
+    pub config: ConfigArg,
+    #[command(flatten)]
+    pub admin: AdminArg,
+}
+
+#[derive(Debug, Args)]
+pub struct FleetArgs {
+    #[command(subcommand)]
+    pub command: FleetCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// List the replicas a running replica knows
+    List(FleetListArgs),
+    /// Remove a replica that will not come back: it no longer counts, and neither does what it burned
+    Decommission(DecommissionArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct FleetListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub config: ConfigArg,
+    #[command(flatten)]
+    pub admin: AdminArg,
+}
+
+#[derive(Debug, Args)]
+pub struct DecommissionArgs {
+    /// The name that `fleet list` shows
+    #[arg(value_name = "REPLICA")]
+    pub replica: String,
+    /// Remove it although it is live
+    #[arg(long)]
+    pub force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub config: ConfigArg,
     #[command(flatten)]

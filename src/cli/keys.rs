@@ -1,10 +1,13 @@
-//! `tokentriage keys`: mint, list and revoke, in the key file that the configuration names or through a running replica.
+//! `tokentriage keys`: mint, list and revoke, in the store that the configuration names or through a running replica.
 //!
-//! A running replica on the same files takes up a change within half a second; through its admin port it acts at once.
-//! Changes made here are in the audit file as well.
+//! A running replica takes up a change of its key file within half a second, one of a Postgres table when it is notified;
+//! through its admin port it acts at once. Changes made here are in the audit file as well, and who made them in the
+//! table; no replica need run.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use io::postgres::{Dsn, KeyRow, PgError, Session};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -16,8 +19,9 @@ use super::table::{Align, table};
 use super::{AdminArg, Failure, KeysArgs, KeysCommand, Outcome, print};
 use crate::admin::{Keys, Listed, check_name};
 use crate::audit::{AuditFile, Who};
-use crate::config::Origin;
-use crate::keys::{KeyFile, KeyFileError};
+use crate::config::{Config, Origin, Postgres};
+use crate::identity_thread::{Times, within};
+use crate::keys::{Key, KeyError, KeyFile};
 use crate::when::{self, When};
 
 const PATH: &str = "/tt/api/v1/keys";
@@ -37,6 +41,8 @@ pub fn run(args: KeysArgs) -> Outcome {
 pub enum Store {
     /// On this machine.
     File { keys: KeyFile, path: PathBuf, audit: AuditFile },
+    /// In a database that replicas follow. The audit file is there where the data folder is.
+    Postgres { table: Box<Table>, audit: Option<AuditFile> },
     /// Behind the admin port of a running replica.
     Replica(Remote),
 }
@@ -48,18 +54,19 @@ impl Store {
             return Ok(Store::Replica(replica));
         }
         let config = Origin::find(config).load()?.config;
-        if config.shared_state.postgres.is_some() {
-            let message = "this configuration keeps its keys in Postgres; drive a running replica with --admin URL";
-            return Err(Failure::Refused(message.to_owned()));
+        if let Some(postgres) = &config.shared_state.postgres {
+            let audit = config.data_dir.is_dir().then(|| AuditFile::of(&config.data_dir));
+            return Ok(Store::Postgres { table: Box::new(Table::open(postgres, &config)?), audit });
         }
         let path = config.data_dir.join("keys.json");
-        let keys = KeyFile::open(&path).map_err(failure)?;
+        let keys = KeyFile::open(&path).map_err(|error| failure(error.into()))?;
         Ok(Store::File { keys, path, audit: AuditFile::of(&config.data_dir) })
     }
 
     fn name(&self) -> String {
         match self {
             Store::File { path, .. } => path.display().to_string(),
+            Store::Postgres { table, .. } => format!("postgres at {}", table.dsn.endpoint()),
             Store::Replica(_) => "a running replica".to_owned(),
         }
     }
@@ -92,13 +99,20 @@ pub fn mint(store: &Store, node: &Node, name: Option<&str>, lifetime: Option<Dur
         Store::File { keys, audit, .. } => {
             let (minted, _) = keys.mint(node, name.map(str::to_owned), expires, now).map_err(failure)?;
             let listed = Listed::of(&minted.key, now);
-            let what =
-                json!({"id": listed.id, "node": listed.node, "name": listed.name, "expires_at": listed.expires_at});
-            if let Err(error) = audit.record(now, &Who::command_line(), "keys.mint", &what, "done") {
-                // A key nobody is on record for must not open anything.
-                keys.revoke(&listed.id, now).map_err(failure)?;
-                let message = format!("the mint could not be audited, so the key was revoked again: {error}");
-                return Err(Failure::Runtime(message));
+            audited_mint(audit, &listed, now, || {
+                keys.revoke(&listed.id, now).map(drop).map_err(|e| failure(e.into()))
+            })?;
+            Minted { key: minted.token, listed }
+        }
+        Store::Postgres { table, audit } => {
+            let minted = Key::mint(node, name.map(str::to_owned), expires, now).map_err(failure)?;
+            let (row, by) = (KeyRow::from(&minted.key), table.by());
+            table.ask(async |session: &Session| session.insert_key(&row, &by).await)?;
+            let listed = Listed::of(&minted.key, now);
+            if let Some(audit) = audit {
+                let undo =
+                    || table.ask(async |session: &Session| session.revoke_key(&row.id, now.0, &by).await).map(drop);
+                audited_mint(audit, &listed, now, undo)?;
             }
             Minted { key: minted.token, listed }
         }
@@ -119,13 +133,28 @@ pub fn mint(store: &Store, node: &Node, name: Option<&str>, lifetime: Option<Dur
     ))
 }
 
+/// Writes the mint down. A key nobody is on record for must not open anything.
+fn audited_mint(audit: &AuditFile, listed: &Listed, now: WallMs, undo: impl FnOnce() -> Outcome) -> Outcome {
+    let what = json!({"id": listed.id, "node": listed.node, "name": listed.name, "expires_at": listed.expires_at});
+    audit.record(now, &Who::command_line(), "keys.mint", &what, "done").or_else(|error| {
+        undo()?;
+        Err(Failure::Runtime(format!("the mint could not be audited, so the key was revoked again: {error}")))
+    })
+}
+
 /// Every key, without the keys themselves.
 pub fn list(store: &Store, as_json: bool) -> Outcome {
     let keys = match store {
         Store::Replica(replica) => replica.get::<Keys>(PATH, &[])?,
         Store::File { keys, .. } => {
             let now = WallMs(io::clock::wall_ms());
-            Keys { keys: keys.read().map_err(failure)?.iter().map(|key| Listed::of(key, now)).collect() }
+            let keys = keys.read().map_err(|error| failure(error.into()))?;
+            Keys { keys: keys.iter().map(|key| Listed::of(key, now)).collect() }
+        }
+        Store::Postgres { table, .. } => {
+            let now = WallMs(io::clock::wall_ms());
+            let read = table.ask(async |session: &Session| session.keys().await)?;
+            Keys { keys: read.keys.into_iter().map(|row| Listed::of(&Key::from(row), now)).collect() }
         }
     };
     if as_json {
@@ -158,16 +187,67 @@ pub fn revoke(store: &Store, id: &str) -> Outcome {
         Store::Replica(replica) => replica.delete::<Listed>(&format!("{PATH}/{id}"))?,
         Store::File { keys, audit, .. } => {
             let now = WallMs(io::clock::wall_ms());
-            let (revoked, _) = keys.revoke(id, now).map_err(failure)?;
+            let (revoked, _) = keys.revoke(id, now).map_err(|error| failure(error.into()))?;
             let listed = Listed::of(&revoked.ok_or_else(unknown)?, now);
-            let what = json!({"id": listed.id, "node": listed.node, "name": listed.name});
-            audit.record(now, &Who::command_line(), "keys.revoke", &what, "done").map_err(|error| {
-                Failure::Runtime(format!("the key is revoked, but that could not be audited: {error}"))
-            })?;
+            audited_revoke(audit, &listed, now)?;
+            listed
+        }
+        Store::Postgres { table, audit } => {
+            let now = WallMs(io::clock::wall_ms());
+            let by = table.by();
+            let revoked = table.ask(async |session: &Session| session.revoke_key(id, now.0, &by).await)?;
+            let listed = Listed::of(&Key::from(revoked.ok_or_else(unknown)?), now);
+            if let Some(audit) = audit {
+                audited_revoke(audit, &listed, now)?;
+            }
             listed
         }
     };
     print(&format!("revoked {} ({})\n", listed.id, listed.node))
+}
+
+fn audited_revoke(audit: &AuditFile, listed: &Listed, now: WallMs) -> Outcome {
+    let what = json!({"id": listed.id, "node": listed.node, "name": listed.name});
+    audit
+        .record(now, &Who::command_line(), "keys.revoke", &what, "done")
+        .map_err(|error| Failure::Runtime(format!("the key is revoked, but that could not be audited: {error}")))
+}
+
+/// The table of keys in Postgres, asked directly.
+pub struct Table {
+    dsn: Dsn,
+    replica: String,
+}
+
+impl Table {
+    /// Reads the connection string. Dials nothing yet.
+    fn open(postgres: &Postgres, config: &Config) -> Result<Self, Failure> {
+        let variable = postgres.dsn_env.as_str();
+        let refused = |why: String| Failure::Refused(format!("shared_state.postgres.dsn_env: {variable} {why}"));
+        let text = std::env::var(variable).map_err(|_| refused("is not set".to_owned()))?;
+        let dsn = Dsn::parse(text.trim_end_matches(['\r', '\n']), "tokentriage/keys");
+        let dsn = dsn.map_err(|error| refused(error.to_string()))?;
+        Ok(Table { dsn, replica: config.replica.name.clone().unwrap_or_default() })
+    }
+
+    /// Who makes a change, for the table.
+    fn by(&self) -> String {
+        Who::command_line().on_replica(&self.replica)
+    }
+
+    /// Connects, makes the tables if this is the first time, and asks. Waits for the server, for a few deadlines at most.
+    fn ask<T>(&self, ask: impl AsyncFnOnce(&Session) -> Result<T, PgError>) -> Result<T, Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::Runtime(format!("{}: {error}", self.dsn.endpoint()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(&e))?;
+        let call = Times::FIXED.call;
+        let asked = runtime.block_on(async {
+            let session = within(call, "connecting", Session::open(&self.dsn)).await?;
+            within(call, "the migration", session.migrate(true)).await?;
+            within(call, "the answer", ask(&session)).await
+        });
+        runtime.shutdown_background(); // a resolver that hangs must not hang the shell
+        asked.map_err(|error| failed(&error))
+    }
 }
 
 fn pretty(value: &impl Serialize) -> String {
@@ -175,9 +255,9 @@ fn pretty(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
-fn failure(error: KeyFileError) -> Failure {
+fn failure(error: KeyError) -> Failure {
     match error {
-        KeyFileError::GlobalNode => Failure::Refused(format!("--node: {error}")),
-        KeyFileError::Io { .. } | KeyFileError::Content { .. } => Failure::Runtime(error.to_string()),
+        KeyError::GlobalNode => Failure::Refused(format!("--node: {error}")),
+        KeyError::File(_) | KeyError::Store(_) | KeyError::Randomness(_) => Failure::Runtime(error.to_string()),
     }
 }

@@ -29,7 +29,26 @@ impl Remote {
     /// The replica that `--admin` names; `None` without it. The token comes from the variable that the command line
     /// names, else from the one that the configuration names, else from `TT_ADMIN_TOKEN`.
     pub fn of(arg: &AdminArg, config: Option<&Path>) -> Result<Option<Self>, Failure> {
-        let Some(url) = &arg.admin else { return Ok(None) };
+        match &arg.admin {
+            Some(url) => Remote::at(url, arg, config).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The replica that `--admin` names, else the one that the configuration would run.
+    pub fn of_or_configured(arg: &AdminArg, config: Option<&Path>) -> Result<Self, Failure> {
+        if let Some(replica) = Remote::of(arg, config)? {
+            return Ok(replica);
+        }
+        let listen = Origin::find(config).load()?.config.server.admin_listen;
+        if listen.port() == 0 {
+            let message = "the configuration leaves the admin port to the system: name the replica with --admin URL";
+            return Err(Failure::Refused(message.to_owned()));
+        }
+        Remote::at(&format!("http://{listen}"), arg, config)
+    }
+
+    fn at(url: &str, arg: &AdminArg, config: Option<&Path>) -> Result<Self, Failure> {
         if !(url.starts_with("http://") || url.starts_with("https://")) {
             return Err(Failure::Refused(format!(
                 "--admin: `{url}` is no URL; write http://127.0.0.1:9090 or the like"
@@ -48,7 +67,7 @@ impl Remote {
             .http_status_as_error(false)
             .proxy(None)
             .build();
-        Ok(Some(Remote { base: url.trim_end_matches('/').to_owned(), token, agent: agent.into() }))
+        Ok(Remote { base: url.trim_end_matches('/').to_owned(), token, agent: agent.into() })
     }
 
     pub fn get<T: DeserializeOwned>(&self, path: &str, params: &[(&str, String)]) -> Result<T, Failure> {

@@ -1,19 +1,22 @@
 //! The embedded key store: one JSON file, replaced whole, hashes only.
 //!
 //! A change is read, made and written under a lock on the file beside it, so that the command line and a running
-//! replica do not lose each other's keys. A write is fsynced and renamed into place before anybody is told.
+//! replica do not lose each other's keys. A write is fsynced and renamed into place before anybody is told. Files made
+//! by root belong to the owner of the folder, so that a service can read what an administrator minted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 
+use arc_swap::ArcSwap;
 use shards::scope::Node;
 use shards::units::WallMs;
 
-use super::{Key, Minted, token};
+use super::{Key, KeyError, Minted, Snapshot};
 
 /// Why the key file could not be used. All of these are the operator's to mend.
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +37,69 @@ pub enum KeyFileError {
         /// Where and what.
         reason: serde_json::Error,
     },
-    /// A node name no key can have.
-    #[error("a key must belong to an org, team or user: `org:acme`, `org:acme/team:ml`, `org:acme/team:ml/user:dev1`")]
-    GlobalNode,
+}
+
+/// The keys of a replica that keeps them in its own file.
+pub struct FileStore {
+    snapshot: ArcSwap<Snapshot>,
+    file: Mutex<KeyFile>,
+    /// Unix ms at which the snapshot was last known to be what the file says.
+    refreshed_ms: AtomicI64,
+}
+
+impl FileStore {
+    /// Opens the key file, creating its folder on first use.
+    pub fn open(path: &Path) -> Result<Self, KeyFileError> {
+        let file = KeyFile::open(path)?;
+        let snapshot = ArcSwap::from_pointee(Snapshot::of(&file.read_for_snapshot()?));
+        Ok(FileStore { snapshot, file: Mutex::new(file), refreshed_ms: AtomicI64::new(io::clock::wall_ms()) })
+    }
+
+    pub(super) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    pub(super) fn refresh(&self) -> Result<bool, KeyFileError> {
+        let file = self.lock();
+        let changed = file.changed_since_read()?;
+        if changed {
+            self.snapshot.store(Arc::new(Snapshot::of(&file.read_for_snapshot()?)));
+        }
+        self.refreshed_ms.store(io::clock::wall_ms(), Ordering::Relaxed); // a number to show, nothing hangs on it
+        Ok(changed)
+    }
+
+    pub(super) fn refreshed(&self) -> WallMs {
+        WallMs(self.refreshed_ms.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn list(&self) -> Result<Vec<Key>, KeyFileError> {
+        self.lock().read()
+    }
+
+    pub(super) fn mint(
+        &self,
+        node: &Node,
+        name: Option<String>,
+        expires: Option<WallMs>,
+        now: WallMs,
+    ) -> Result<Minted, KeyError> {
+        let file = self.lock();
+        let (minted, keys) = file.mint(node, name, expires, now)?;
+        self.snapshot.store(Arc::new(Snapshot::of(&keys)));
+        Ok(minted)
+    }
+
+    pub(super) fn revoke(&self, id: &str, now: WallMs) -> Result<Option<Key>, KeyFileError> {
+        let file = self.lock();
+        let (revoked, keys) = file.revoke(id, now)?;
+        self.snapshot.store(Arc::new(Snapshot::of(&keys)));
+        Ok(revoked)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, KeyFile> {
+        self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }
 
 /// The file, and what was seen of it last.
@@ -115,24 +178,10 @@ impl KeyFile {
         name: Option<String>,
         expires: Option<WallMs>,
         now: WallMs,
-    ) -> Result<(Minted, Vec<Key>), KeyFileError> {
-        if node.is_global() {
-            return Err(KeyFileError::GlobalNode);
-        }
-        let token = token::mint_token().map_err(|reason| self.io(reason))?;
-        let hash = token::digest(token.as_bytes()).expect("a token just minted is well formed");
-        let id = token::mint_id().map_err(|reason| self.io(reason))?;
-        let key = Key {
-            id,
-            hash,
-            node: node.as_str().to_owned(),
-            name,
-            created_ms: now.0,
-            expires_ms: expires.map(|at| at.0),
-            revoked_ms: None,
-        };
-        let keys = self.change(|keys| keys.push(key.clone()))?;
-        Ok((Minted { key, token }, keys))
+    ) -> Result<(Minted, Vec<Key>), KeyError> {
+        let minted = Key::mint(node, name, expires, now)?;
+        let keys = self.change(|keys| keys.push(minted.key.clone()))?;
+        Ok((minted, keys))
     }
 
     /// Revokes a key; on disk when this returns. `None`: no such id.
@@ -153,8 +202,10 @@ impl KeyFile {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW) // the folder's owner must not lead root to another file
             .open(self.path.with_extension("lock"))
             .map_err(|reason| self.io(reason))?;
+        io::ledger_file::give_to_owner_of_folder(&lock, &self.path).map_err(|reason| self.io(reason))?;
         // SAFETY: a plain flock on a descriptor that lives until the end of this function; closing it unlocks.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
             return Err(self.io(std::io::Error::last_os_error()));
@@ -180,7 +231,7 @@ fn see(metadata: &fs::Metadata) -> Seen {
 
 #[cfg(test)]
 mod tests {
-    use super::super::KeyStore;
+    use super::super::{KeyStore, token};
     use super::*;
 
     fn folder() -> PathBuf {
@@ -195,8 +246,8 @@ mod tests {
         let path = folder.join("keys.json");
         let store = KeyStore::open(&path).unwrap();
         let node = Node::parse("org:acme/team:ml").unwrap();
-        let forever = store.mint(&node, Some("ci".into()), None, WallMs(1_000)).unwrap();
-        let brief = store.mint(&node, None, Some(WallMs(5_000)), WallMs(1_000)).unwrap();
+        let forever = store.mint(&node, Some("ci".into()), None, WallMs(1_000), "a test").unwrap();
+        let brief = store.mint(&node, None, Some(WallMs(5_000)), WallMs(1_000), "a test").unwrap();
 
         let found = store.snapshot().find(forever.token.as_bytes(), WallMs(2_000)).unwrap().node.clone();
         assert_eq!(found, node);
@@ -206,9 +257,9 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         assert!(!text.contains(&forever.token) && !text.contains(&forever.token[4..20]));
 
-        assert!(store.revoke(&forever.key.id, WallMs(3_000)).unwrap().is_some());
+        assert!(store.revoke(&forever.key.id, WallMs(3_000), "a test").unwrap().is_some());
         assert!(store.snapshot().find(forever.token.as_bytes(), WallMs(3_000)).is_none());
-        assert!(store.revoke("key_nobody", WallMs(3_000)).unwrap().is_none());
+        assert!(store.revoke("key_nobody", WallMs(3_000), "a test").unwrap().is_none());
         assert_eq!(store.list().unwrap().len(), 2);
         fs::remove_dir_all(folder).unwrap();
     }
@@ -219,15 +270,39 @@ mod tests {
         let path = folder.join("keys.json");
         let (ours, theirs) = (KeyStore::open(&path).unwrap(), KeyStore::open(&path).unwrap());
         let node = Node::parse("org:acme").unwrap();
-        let minted = theirs.mint(&node, None, None, WallMs(1)).unwrap();
+        let minted = theirs.mint(&node, None, None, WallMs(1), "a test").unwrap();
         assert!(ours.snapshot().find(minted.token.as_bytes(), WallMs(2)).is_none());
         assert!(ours.refresh().unwrap());
         assert!(ours.snapshot().find(minted.token.as_bytes(), WallMs(2)).is_some());
         assert!(!ours.refresh().unwrap(), "nothing new");
-        let second = ours.mint(&node, None, None, WallMs(3)).unwrap();
+        let second = ours.mint(&node, None, None, WallMs(3), "a test").unwrap();
         assert_eq!(theirs.list().unwrap().len(), 2, "neither lost the other's key");
         assert!(theirs.refresh().unwrap());
         assert!(theirs.snapshot().find(second.token.as_bytes(), WallMs(4)).is_some());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// As root this is about an administrator who mints in a service's folder; for anybody else it says little.
+    #[test]
+    fn what_is_minted_belongs_to_the_owner_of_the_folder() {
+        use std::os::unix::fs::{MetadataExt, chown};
+        let folder = folder();
+        fs::create_dir_all(&folder).unwrap();
+        // SAFETY: takes nothing, touches no memory, cannot fail.
+        if unsafe { libc::geteuid() } == 0 {
+            chown(&folder, Some(65_534), Some(65_534)).unwrap();
+        }
+        let store = KeyStore::open(&folder.join("keys.json")).unwrap();
+        store.mint(&Node::parse("org:acme").unwrap(), None, None, WallMs(1), "a test").unwrap();
+        let audit = crate::audit::AuditFile::of(&folder);
+        audit
+            .record(WallMs(1), &crate::audit::Who::command_line(), "keys.mint", &serde_json::Value::Null, "done")
+            .unwrap();
+        let owner = fs::metadata(&folder).unwrap().uid();
+        for entry in fs::read_dir(&folder).unwrap().flatten() {
+            assert_eq!(entry.metadata().unwrap().uid(), owner, "{:?}", entry.file_name());
+        }
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
         fs::remove_dir_all(folder).unwrap();
     }
 

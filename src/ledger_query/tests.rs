@@ -185,3 +185,23 @@ fn a_question_that_makes_no_sense_says_what_may_be_written() {
     assert!(ask(0, &[], Some("acme")).starts_with("node: it "));
     assert!(ask(0, &["model"; 9], None).contains("at most 8"));
 }
+
+#[test]
+fn the_answers_of_two_replicas_add_up_group_by_group() {
+    let (one, other) = (Dir::new("add-one"), Dir::new("add-other"));
+    one.append(1, &[row(1, MIDNIGHT + 1, "org:a", "x"), row(2, MIDNIGHT + 1, "org:b", "x")]);
+    other.append(1, &[row(1, MIDNIGHT + 1, "org:b", "x"), row(2, MIDNIGHT + 1, "org:c", "x")]);
+    let question = question(&["node"]);
+    let ask = |dir: &Dir| Ledger::at(&dir.0).query(&question, coverage()).unwrap();
+    let (mut sum, alone) = (ask(&one), ask(&one));
+    sum.add(ask(&other));
+    let nodes: Vec<_> = sum.groups.iter().map(|line| (line.by["node"].clone().unwrap(), line.sums.requests)).collect();
+    assert_eq!(nodes, [("org:a".to_owned(), 1), ("org:b".to_owned(), 2), ("org:c".to_owned(), 1)]);
+    assert_eq!((sum.total.requests, sum.total.cost_nanousd), (4, 2 * alone.total.cost_nanousd));
+    assert_eq!(sum.total.cost_usd, me::amount(LimitType::BudgetUsd, sum.total.cost_nanousd));
+    // A peer may say anything.
+    let mut absurd = ask(&other);
+    absurd.total.requests = u64::MAX;
+    sum.add(absurd);
+    assert_eq!(sum.total.requests, u64::MAX);
+}

@@ -17,7 +17,7 @@ use shards::settle::Settlement;
 use shards::units::{MonoNs, NanoUsd, Now};
 use shards::usage::{Estimate, Usage, UsageReport, settle_usage};
 
-use super::{Asking, N_LIVE};
+use super::Asking;
 use crate::caller::Caller;
 use crate::config::Sync;
 use crate::connection::Client;
@@ -43,6 +43,8 @@ pub struct Life {
     core: Rc<Core>,
     /// Both clocks at the head.
     pub now: Now,
+    /// Replicas that share the limits, read once: both gates and the settlement use the same number.
+    pub n_live: u32,
     /// The row as far as it is known.
     pub row: Row,
     /// What the gates took and found.
@@ -78,11 +80,15 @@ impl Life {
     pub fn begin(core: &Rc<Core>, client: &Client) -> Self {
         let now = core.now();
         let traceparent = client.head.fields.get(&client.buf, "traceparent").and_then(traceparent);
+        let mut passed = core.take_passed();
+        let n_live;
+        (n_live, passed.fleet) = core.shared.fleet_seen(now.mono);
         Life {
             core: core.clone(),
             now,
+            n_live,
             row: Row { traceparent, ..empty_row(core.request_id(now.wall), now) },
-            passed: core.take_passed(),
+            passed,
             family: Family::OpenAi,
             cors: Cors::default(),
             allow: None,
@@ -121,6 +127,13 @@ impl Life {
     /// Whether a row is due.
     pub fn is_judged(&self) -> bool {
         self.judged
+    }
+
+    /// Gate A has waited for the shared store: that time is ours, not the body's.
+    pub fn store_answered(&mut self) {
+        let now_ns = clock::mono_ns();
+        self.row.overhead_us += now_ns.saturating_sub(self.ours_since_ns) / 1_000;
+        self.ours_since_ns = now_ns;
     }
 
     /// The body came in: what follows is our time again.
@@ -205,7 +218,7 @@ impl Life {
             Some(usage) => Settlement::Used { tokens: usage.total_tokens() },
             None => Settlement::Returned,
         };
-        self.passed.held.settle(MonoNs(end_ns), N_LIVE, settlement);
+        self.passed.held.settle(MonoNs(end_ns), self.n_live, settlement);
         self.passed.held.give_back();
 
         let row = &mut self.row;

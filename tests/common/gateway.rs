@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::bodies::{CHAT, chat};
 use super::folder::Folder;
-use super::http::{Request, Response, exchange};
+use super::http::{Request, Response, exchange, try_exchange};
 use super::ledger::{self, Row};
 use super::me::Me;
 use super::metrics::Metrics;
@@ -99,6 +99,11 @@ impl Gateway {
     #[track_caller]
     pub fn post_text(&self, key: &Key, path: &str, body: &str) -> Response {
         exchange(self.addr, &Request::post(path).key(&key.secret).json_text(body))
+    }
+
+    /// One CHAT to a gateway that may die meanwhile: whether an answer came.
+    pub fn send_gently(&self, key: &Key) -> bool {
+        try_exchange(self.addr, &Request::post(CHAT).key(&key.secret).json(&chat("mock"))).is_some()
     }
 
     #[track_caller]

@@ -8,6 +8,7 @@
 #![allow(dead_code)] // every test binary compiles all of this and uses its own part
 
 pub mod bodies;
+pub mod cluster;
 pub mod folder;
 pub mod gateway;
 pub mod http;
@@ -16,8 +17,12 @@ pub mod ledger;
 pub mod me;
 pub mod metrics;
 pub mod mock;
+pub mod pg_proxy;
+pub mod postgres;
 pub mod process;
+pub mod proxy;
 pub mod python;
+pub mod redis;
 pub mod scripted;
 pub mod setup;
 pub mod sse;
@@ -26,10 +31,15 @@ pub mod wait;
 #[allow(unused_imports)] // as above
 pub use {
     bodies::*,
+    cluster::Cluster,
     gateway::{Gateway, Key},
     http::{Conn, Request, Response},
     ledger::Row,
     mock::Mock,
+    pg_proxy::PgProxy,
+    postgres::PostgresServer,
+    proxy::{Mood, TcpProxy},
+    redis::RedisServer,
     scripted::{Answer, Scripted},
     setup::Setup,
     sse::Stream,

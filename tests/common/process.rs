@@ -1,6 +1,8 @@
 //! A child process whose output is kept, that can be signalled, and that never outlives its test.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -88,6 +90,23 @@ impl Process {
         line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
     }
 
+    /// The TCP connections of this process: its own address and the peer's. Listening sockets are not among them.
+    pub fn peers(&self) -> Vec<(SocketAddr, SocketAddr)> {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
+        let links = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok()?.to_str().map(str::to_owned));
+        let own: HashSet<String> =
+            links.filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
+        let tables = ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/{}/net/{table}", self.pid)));
+        let lines: Vec<String> =
+            tables.into_iter().flatten().flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
+        let connections = lines.iter().filter_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let (local, peer) = (kernel_address(words.get(1)?)?, kernel_address(words.get(2)?)?);
+            (own.contains(*words.get(9)?) && peer.port() != 0).then_some((local, peer))
+        });
+        connections.collect()
+    }
+
     pub fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
@@ -97,6 +116,21 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// `0100007F:1F90`: words in the machine's order, which is the reverse of the network's here.
+fn kernel_address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let words: Option<Vec<u8>> = (0..ip.len() / 8)
+        .map(|nth| u32::from_str_radix(ip.get(nth * 8..nth * 8 + 8)?, 16).ok().map(u32::to_le_bytes))
+        .collect::<Option<Vec<[u8; 4]>>>()
+        .map(|words| words.concat());
+    let ip = match <[u8; 4]>::try_from(words.as_deref()?) {
+        Ok(four) => IpAddr::V4(Ipv4Addr::from(four)),
+        Err(_) => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(words.as_deref()?).ok()?)).to_canonical(),
+    };
+    Some(SocketAddr::new(ip, port))
 }
 
 /// Runs a command to its end and gives its status and output; kills it when it takes longer than `within`.

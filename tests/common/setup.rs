@@ -12,6 +12,8 @@ use super::mock::Mock;
 pub const UPSTREAM_KEY: &str = "sk-upstream-5f1c09d2e7b84a63";
 /// The environment variable it comes from.
 pub const UPSTREAM_KEY_ENV: &str = "TT_TEST_UPSTREAM_KEY";
+/// The environment variable that holds the connection string of Postgres.
+pub const POSTGRES_DSN_ENV: &str = "TT_TEST_PG_DSN";
 
 /// PRICE of the cases: every model beginning `mock`.
 const MOCK_PRICE: &str = "{ model: \"mock*\", input_usd_per_mtok: 1, output_usd_per_mtok: 10, \
@@ -19,11 +21,14 @@ const MOCK_PRICE: &str = "{ model: \"mock*\", input_usd_per_mtok: 1, output_usd_
 
 #[derive(Clone)]
 pub struct Setup {
-    /// Members of `server`, `ledger`, `governance` and `governance.keys`.
+    /// Members of `server`, `ledger`, `shared_state`, `governance` and `governance.keys`.
     sections: BTreeMap<&'static str, BTreeMap<String, String>>,
     upstreams: Vec<String>,
     pricing: Vec<String>,
     limits: Vec<String>,
+    replica: String,
+    /// Further sections of the file, word for word.
+    raw: Vec<String>,
     pub env: BTreeMap<String, Option<String>>,
     pub data_dir: Option<PathBuf>,
 }
@@ -42,6 +47,8 @@ impl Setup {
             upstreams: Vec::new(),
             pricing: vec![MOCK_PRICE.to_owned()],
             limits: Vec::new(),
+            replica: "tt-test".to_owned(),
+            raw: Vec::new(),
             env: BTreeMap::from([(UPSTREAM_KEY_ENV.to_owned(), Some(UPSTREAM_KEY.to_owned()))]),
             data_dir: None,
         };
@@ -108,6 +115,23 @@ impl Setup {
         self.member("server", key, value)
     }
 
+    /// The replica's name, for tests of several.
+    pub fn replica(mut self, name: &str) -> Self {
+        self.replica = name.to_owned();
+        self
+    }
+
+    /// A Redis at `host:port` that all replicas share.
+    pub fn redis(self, address: &str) -> Self {
+        self.member("shared_state", "redis", &format!("{{ external: allow, addr: \"{address}\" }}"))
+    }
+
+    /// A top-level section as YAML, word for word.
+    pub fn section(mut self, yaml: &str) -> Self {
+        self.raw.push(yaml.to_owned());
+        self
+    }
+
     pub fn cores(self, cores: u32) -> Self {
         self.server("cores", &cores.to_string())
     }
@@ -127,6 +151,12 @@ impl Setup {
     /// Callers must bring a virtual key.
     pub fn require_key(self) -> Self {
         self.keys("require_key", "required")
+    }
+
+    /// Keys in Postgres, with this connection string in the environment.
+    pub fn postgres(self, dsn: &str) -> Self {
+        let section = format!("{{ external: allow, dsn_env: {POSTGRES_DSN_ENV} }}");
+        self.member("shared_state", "postgres", &section).env(POSTGRES_DSN_ENV, Some(dsn))
     }
 
     pub fn env(mut self, name: &str, value: Option<&str>) -> Self {
@@ -153,7 +183,8 @@ impl Setup {
     pub fn yaml(&self, data_dir: &std::path::Path) -> String {
         let mut yaml = String::new();
         self.write_section(&mut yaml, "server", "");
-        writeln!(yaml, "data_dir: \"{}\"\nreplica: {{ name: tt-test }}", data_dir.display()).unwrap();
+        writeln!(yaml, "data_dir: \"{}\"\nreplica: {{ name: {} }}", data_dir.display(), self.replica).unwrap();
+        self.write_section(&mut yaml, "shared_state", "");
         write_list(&mut yaml, "upstreams", "", &self.upstreams);
         write_list(&mut yaml, "pricing", "", &self.pricing);
         self.write_section(&mut yaml, "ledger", "");
@@ -163,6 +194,7 @@ impl Setup {
         }
         self.write_section(&mut yaml, "keys", "  ");
         write_list(&mut yaml, "limits", "  ", &self.limits);
+        self.raw.iter().for_each(|section| writeln!(yaml, "{section}").unwrap());
         yaml
     }
 

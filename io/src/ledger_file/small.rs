@@ -4,7 +4,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use super::{Doing, FILE_MODE, LedgerError};
@@ -13,7 +13,7 @@ use super::{Doing, FILE_MODE, LedgerError};
 const TEMPORARY: &str = ".tmp";
 
 /// Replaces `path` with `bytes`: written aside, synced, renamed, and the folder synced, in that order. On an error
-/// the old file still stands.
+/// the old file still stands. What root writes belongs to the owner of the folder.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), LedgerError> {
     let aside = aside(path);
     let written = write_synced(&aside, bytes).and_then(|()| fs::rename(&aside, path).doing("replace", path));
@@ -49,9 +49,28 @@ pub(super) fn remove_leftovers(dir: &Path) -> Result<(), LedgerError> {
     Ok(())
 }
 
+/// Gives a file that root made to the owner of the folder `path` is in: a service must be able to read and replace what
+/// an administrator left in its folder. Nothing happens to a file that has another owner already or another name
+/// elsewhere (the folder's owner may have linked somebody else's file there), or for anybody but root.
+pub fn give_to_owner_of_folder(file: &File, path: &Path) -> io::Result<()> {
+    let now = file.metadata()?;
+    // SAFETY: takes nothing, touches no memory, cannot fail.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root || now.uid() != 0 || !now.is_file() || now.nlink() != 1 {
+        return Ok(());
+    }
+    let folder = fs::metadata(folder_of(path))?;
+    if folder.uid() != 0 {
+        fchown(file, Some(folder.uid()), Some(folder.gid()))?;
+    }
+    Ok(())
+}
+
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), LedgerError> {
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(path).doing("create", path)?;
+    // A leftover of a crash goes first, so that the file is new: a link planted here leads to no other file.
+    let _ = fs::remove_file(path);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path).doing("create", path)?;
+    give_to_owner_of_folder(&file, path).doing("give away", path)?;
     file.write_all(bytes).doing("write", path)?;
     file.sync_all().doing("sync", path)
 }

@@ -37,22 +37,12 @@ impl ClientTls {
     /// The machine's trust store (`SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured), or Mozilla's roots where a
     /// container has none. Reads files.
     pub fn from_system() -> Result<Self, TlsError> {
-        let mut roots = RootCertStore::empty();
-        let native = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(native.certs);
-        if roots.is_empty() {
-            roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-        }
-        Self::trusting(roots)
+        Self::trusting(system_roots())
     }
 
     /// Trusts exactly the certificates of a PEM file: a private provider, or a test.
     pub fn trusting_pem_file(file: &str) -> Result<Self, TlsError> {
-        let mut roots = RootCertStore::empty();
-        let certs = CertificateDer::pem_file_iter(file).and_then(|certs| certs.collect::<Result<Vec<_>, _>>());
-        let certs = certs.map_err(|error| TlsError::File { file: file.to_owned(), reason: error.to_string() })?;
-        roots.add_parsable_certificates(certs);
-        Self::trusting(roots)
+        Self::trusting(pem_roots(file)?)
     }
 
     fn trusting(roots: RootCertStore) -> Result<Self, TlsError> {
@@ -66,11 +56,38 @@ impl ClientTls {
         Ok(ClientTls(Arc::new(config)))
     }
 
+    /// The same trust for a protocol that is not HTTP.
+    pub(crate) fn without_alpn(&self) -> Arc<ClientConfig> {
+        let mut config = ClientConfig::clone(&self.0);
+        config.alpn_protocols.clear();
+        Arc::new(config)
+    }
+
     pub(super) fn session(&self, host: &str) -> io::Result<Session> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let session = ClientConnection::new(self.0.clone(), name).map_err(io::Error::other)?;
         Ok(Session::new(Connection::Client(session)))
     }
+}
+
+/// The trust anchors of the machine, or Mozilla's where it has none.
+pub(crate) fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let native = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(native.certs);
+    if roots.is_empty() {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    roots
+}
+
+/// The trust anchors of a PEM file and no others.
+pub(crate) fn pem_roots(file: &str) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let certs = CertificateDer::pem_file_iter(file).and_then(|certs| certs.collect::<Result<Vec<_>, _>>());
+    let certs = certs.map_err(|error| TlsError::File { file: file.to_owned(), reason: error.to_string() })?;
+    roots.add_parsable_certificates(certs);
+    Ok(roots)
 }
 
 /// How we answer TLS on the callers' port. Cheap to clone; a reload makes a new one.

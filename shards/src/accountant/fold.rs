@@ -17,9 +17,10 @@ use smallvec::SmallVec;
 use super::checkpoint::{Checkpoint, LedgerPosition, LimitJson, ScopeJson};
 use super::period::period_of;
 use super::rollup::{Rollup, Scope};
+use crate::converge::{ScopeHash, Term};
 use crate::limit::{Calendar, Class, Limit, LimitIdentity, LimitType, Period};
 use crate::meter::{Meter, PeriodSpan};
-use crate::plan::LimitSet;
+use crate::plan::{Counter, LimitSet};
 use crate::registry::{Registry, ScopeKey};
 use crate::row::RowFacts;
 use crate::scope::{Node, NodeError};
@@ -64,6 +65,10 @@ struct Account {
     is_unpublished: bool,
     /// Changed since the last [`Folder::changed`].
     is_unsent: bool,
+    /// Own rows that are in the shared store, and of which period.
+    sent: Option<(PeriodSpan, u64)>,
+    /// What the shared store calls it; known from the first [`Folder::changed`] on.
+    scope: Option<ScopeHash>,
 }
 
 /// Rows in, meters out. Owned by the accountant core.
@@ -80,6 +85,8 @@ pub struct Folder {
     /// Rows up to here are in this rollup or an earlier one.
     rolled_seq: u64,
     rollup: Rollup,
+    /// Accounts that [`Folder::changed`] would show.
+    unsent: Vec<u32>,
     /// By scope of the open rollup: the accounts its rows count in.
     credits: Vec<Option<Arc<[u32]>>>,
 }
@@ -102,6 +109,7 @@ impl Folder {
             metered_seq: 0,
             rolled_seq: 0,
             rollup: Rollup::default(),
+            unsent: Vec::new(),
             credits: Vec::new(),
         }
     }
@@ -125,6 +133,7 @@ impl Folder {
                 account.is_unsent = true;
             }
         }
+        folder.reindex();
         folder
     }
 
@@ -234,11 +243,48 @@ impl Folder {
         self.accounts.iter().map(move |account| account.burn(now))
     }
 
-    /// Shows the burn of each scope that changed since the last call, and marks it as seen.
-    pub fn changed(&mut self, now: WallMs, mut visit: impl FnMut(Burn<'_>)) {
-        for account in self.accounts.iter_mut().filter(|account| account.is_unsent) {
+    /// Shows the burn of each scope that changed since the last call, and marks it as seen: that of the running period,
+    /// and what was folded late into one that ended a moment ago.
+    pub fn changed(&mut self, now: WallMs, mut visit: impl FnMut(ScopeHash, Burn<'_>)) {
+        for at in self.unsent.drain(..) {
+            let Some(account) = self.accounts.get_mut(at as usize) else { continue };
             account.is_unsent = false;
-            visit(account.burn(now));
+            let scope = *account.scope.get_or_insert_with(|| ScopeHash::of(&account.limit.identity, &account.node));
+            let running = account.burn(now);
+            visit(scope, running);
+            let is_late = |spent: &&Spent| spent.period != running.period && !is_long_over(spent.period, now);
+            for &Spent { period, amount, rows } in account.spent.iter().filter(is_late) {
+                visit(scope, Burn { limit: &account.limit, node: &account.node, period, amount, rows });
+            }
+        }
+    }
+
+    /// Whether [`Folder::changed`] would show anything.
+    pub fn has_changed(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Peers' burn of a scope arrived, or word that our own did: published at once, also for a scope that no row of ours
+    /// counted in yet.
+    pub fn hear(&mut self, key: &ScopeKey, term: &Term, registry: &Registry) {
+        let own = self.by_scope.get(key).and_then(|at| self.accounts.get_mut(*at as usize));
+        let meter = match &own {
+            Some(account) => account.meter.clone(),
+            None => match registry.get(key) {
+                Some(Counter::Meter(meter)) => meter,
+                _ => return, // swept away meanwhile: made again, it starts from this term
+            },
+        };
+        if !meter.publish_remote(term.period, term.remote) {
+            // The clock was ahead of a period's end and came back, as in `Account::publish`.
+            if let Some(ahead) = meter.period() {
+                meter.publish_remote(ahead, term.remote);
+            }
+        }
+        meter.publish_lag(term.lag());
+        if let Some(account) = own {
+            account.sent = Some((term.period, term.published_rows));
+            account.publish_unsent(term.period);
         }
     }
 
@@ -285,8 +331,8 @@ impl Folder {
     }
 
     fn credit(&mut self, accounts: &[u32], end: WallMs, worth: Worth, only: Only) {
-        for account in accounts {
-            let Some(account) = self.accounts.get_mut(*account as usize) else { continue };
+        for at in accounts {
+            let Some(account) = self.accounts.get_mut(*at as usize) else { continue };
             if only == Only::CatchingUp {
                 let missing = self.catching_up.get(&account.limit.identity);
                 if missing.is_none_or(|period| end < period.start) {
@@ -294,6 +340,9 @@ impl Folder {
                 }
             }
             account.add(end, worth.to(account.limit.kind), worth.rows);
+            if !std::mem::replace(&mut account.is_unsent, true) {
+                self.unsent.push(*at);
+            }
         }
     }
 
@@ -334,6 +383,8 @@ impl Folder {
                 spent: SmallVec::new(),
                 is_unpublished: false,
                 is_unsent: false,
+                sent: None,
+                scope: None,
             });
         }
         at
@@ -344,6 +395,8 @@ impl Folder {
         self.credits.clear();
         let key = |account: &Account| ScopeKey { identity: account.limit.identity.clone(), node: account.node.clone() };
         self.by_scope = self.accounts.iter().zip(0..).map(|(account, at)| (key(account), at)).collect();
+        self.unsent =
+            self.accounts.iter().zip(0..).filter(|(account, _)| account.is_unsent).map(|(_, at)| at).collect();
     }
 }
 
@@ -358,7 +411,6 @@ impl Account {
             None => self.begin(Spent { period: period_of(self.calendar, end), amount, rows }),
         }
         self.is_unpublished |= amount > 0;
-        self.is_unsent |= amount > 0;
     }
 
     /// Keeps the newest periods; a row of an older one is too late to matter to any gate.
@@ -378,6 +430,7 @@ impl Account {
     fn publish(&mut self, now: WallMs) {
         self.is_unpublished = false;
         let running = self.spent_in(period_of(self.calendar, now));
+        self.publish_unsent(running.period);
         if self.meter.publish(running.period, running.amount) {
             return;
         }
@@ -390,14 +443,24 @@ impl Account {
         }
     }
 
+    /// Rows of `period` that peers cannot know of yet.
+    fn publish_unsent(&self, period: PeriodSpan) {
+        let sent = self.sent.filter(|(of, _)| *of == period).map_or(0, |(_, rows)| rows);
+        self.meter.publish_unsent(self.spent_in(period).rows.saturating_sub(sent));
+    }
+
     fn burn(&self, now: WallMs) -> Burn<'_> {
         let Spent { period, amount, rows } = self.spent_in(period_of(self.calendar, now));
         Burn { limit: &self.limit, node: &self.node, period, amount, rows }
     }
 
     fn is_over(&self, now: WallMs) -> bool {
-        self.spent.last().is_none_or(|spent| spent.period.end.0.saturating_add(FORGET_AFTER_MS) <= now.0)
+        self.spent.last().is_none_or(|spent| is_long_over(spent.period, now))
     }
+}
+
+fn is_long_over(period: PeriodSpan, now: WallMs) -> bool {
+    period.end.0.saturating_add(FORGET_AFTER_MS) <= now.0
 }
 
 /// Which limits a row may still count in.

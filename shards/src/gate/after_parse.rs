@@ -72,12 +72,22 @@ fn read(armed: &Armed, meter: &Meter, now: Now, beat: &MeterBeat, ask: &Ask<'_>,
     if limit.kind == LimitType::BudgetUsd && ask.free_price {
         return Answer::Under;
     }
+    let converging = passed.fleet.converging;
+    if let Some(reason) = converging.and_then(|converging| converging.suspended) {
+        passed.suspended.push((limit.id.clone(), reason)); // what is known of the peers still counts
+    }
     let reading = meter.read(now.wall);
-    if reading.observed < limit.amount { Answer::Under } else { Answer::Over(Refusal::by_meter(armed, reading, now)) }
+    if reading.observed < limit.amount {
+        return Answer::Under;
+    }
+    let mut refusal = Refusal::by_meter(armed, reading, now);
+    refusal.bound.convergence_lag_rows = converging.map(|_| meter.convergence_lag_rows(now.mono));
+    Answer::Over(refusal)
 }
 
 fn reserve(armed: &Armed, cell: &Arc<Cell>, now: Now, n_live: u32, ask: &Ask<'_>, passed: &mut Passed) -> Answer {
     let Some(rate) = armed.limit.effective_rate(n_live) else { return Answer::Under }; // a cell only comes with a rate
+    passed.note_share(&armed.limit);
     let tokens = reserve_tokens(ask.input_tokens, ask.output, rate.burst());
     match cell.reserve(&rate, now.mono, tokens) {
         Ok((ticket, standing)) => {

@@ -53,7 +53,8 @@ pub(super) fn compile(decl: &LimitDecl, input: &CompileInput<'_>, found: &mut Fi
     let (amount, period, algorithm, burst, store) = (amount?, period?, algorithm?, burst?, store?);
     let rate = match period {
         Some(Period::Every { ns }) => {
-            Some(rule.rate(kind, RateSpec { amount, period_ns: ns, burst, algorithm, debt: kind == LimitType::Tpm })?)
+            let spec = RateSpec { amount, period_ns: ns, burst, algorithm, debt: kind == LimitType::Tpm };
+            Some(rule.rate(kind, spec, store)?)
         }
         _ => None,
     };
@@ -411,9 +412,10 @@ impl Rule<'_> {
         Posture::parse(word).or_else(|| self.unknown_word("posture.mode", "mode", word, &words))
     }
 
-    /// Refuses a rate whose arithmetic would not fit its 64-bit cell.
-    fn rate(&mut self, kind: LimitType, spec: RateSpec) -> Option<RateParams> {
-        let error = match RateParams::new(spec) {
+    /// Refuses a rate whose arithmetic would not fit its 64-bit cell, or the doubles of a script.
+    fn rate(&mut self, kind: LimitType, spec: RateSpec, store: Store) -> Option<RateParams> {
+        let fits = |rate: &RateParams| if store == Store::Redis { rate.fits_script() } else { Ok(()) };
+        let error = match RateParams::new(spec).and_then(|rate| fits(&rate).map(|()| rate)) {
             Ok(rate) => return Some(rate.anchored(self.input.clock0)),
             Err(error) => error,
         };

@@ -25,7 +25,7 @@ pub(crate) struct SlidingNow<'p> {
 }
 
 /// The word as of that instant: rolled forward if its window is over.
-struct Pair {
+pub(super) struct Pair {
     index: u64,
     previous: u64,
     current: u64,
@@ -51,6 +51,29 @@ impl Pair {
         let overlap_ns = if ahead == 0 { period_ns - position.elapsed_ns } else { period_ns };
         let closes_in_ns = window.closes_in_ns(position, ahead);
         Pair { index, previous, current, period_ns, overlap_ns, closes_in_ns }
+    }
+
+    /// As another keeper of the same two counts tells it. `overlap_ns` is at most `period_ns`, which is at least 1.
+    pub(super) fn told(previous: u64, current: u64, period_ns: u64, overlap_ns: u64, closes_in_ns: u64) -> Pair {
+        Pair { index: 0, previous, current, period_ns, overlap_ns, closes_in_ns }
+    }
+
+    pub(super) fn retry(&self, amount: u64, cost: u64) -> Retry {
+        if cost > amount {
+            return Retry::Never;
+        }
+        Retry::After { ns: self.wait_ns(amount, cost).max(1) }
+    }
+
+    pub(super) fn standing(&self, amount: u64) -> Standing {
+        let remaining = amount.saturating_sub(self.used());
+        let next_ns = if remaining >= amount { 0 } else { self.wait_ns(amount, remaining + 1) };
+        let reset_ns = match (self.current, self.previous) {
+            (0, 0) => 0,
+            (0, _) => self.closes_in_ns,
+            _ => self.closes_in_ns.saturating_add(self.period_ns),
+        };
+        Standing { remaining, reset_ns, next_ns }
     }
 
     fn with(&self, current: u64) -> u64 {
@@ -111,23 +134,12 @@ impl Moment for SlidingNow<'_> {
 
     #[inline]
     fn retry(&self, word: u64, cost: u64) -> Retry {
-        if cost > self.amount {
-            return Retry::Never;
-        }
-        Retry::After { ns: self.pair(word).wait_ns(self.amount, cost) }
+        self.pair(word).retry(self.amount, cost)
     }
 
     #[inline]
     fn standing(&self, word: u64) -> Standing {
-        let pair = self.pair(word);
-        let remaining = self.amount.saturating_sub(pair.used());
-        let next_ns = if remaining >= self.amount { 0 } else { pair.wait_ns(self.amount, remaining + 1) };
-        let reset_ns = match (pair.current, pair.previous) {
-            (0, 0) => 0,
-            (0, _) => pair.closes_in_ns,
-            _ => pair.closes_in_ns.saturating_add(pair.period_ns),
-        };
-        Standing { remaining, reset_ns, next_ns }
+        self.pair(word).standing(self.amount)
     }
 
     /// Up to what the word can hold.

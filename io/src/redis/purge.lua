@@ -1,0 +1,22 @@
+-- Removes the cells that one replica published last in one scope.
+-- KEYS  1 cells of the scope in the period   2 the period's index
+-- ARGV  1 replica   2 scope
+-- Gives {ledger, cell, …} of what was removed.
+local time = redis.call('TIME')
+local cells = redis.call('HGETALL', KEYS[1])
+local removed = {}
+for at = 1, #cells, 2 do
+  if string.match(cells[at + 1], ' ([^ ]+)$') == ARGV[1] then
+    redis.call('HDEL', KEYS[1], cells[at])
+    removed[#removed + 1] = cells[at]
+    removed[#removed + 1] = cells[at + 1]
+  end
+end
+if #removed > 0 then
+  local top = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
+  local score = time[1] * 1000000 + time[2]
+  if top[2] and tonumber(top[2]) >= score then score = tonumber(top[2]) + 1 end
+  -- XX: an index that is not there must not be made without an expiry.
+  redis.call('ZADD', KEYS[2], 'XX', string.format('%.0f', score), ARGV[2])
+end
+return removed

@@ -1,0 +1,116 @@
+//! What all threads see of the shared store: who is live, whether the store answers, and what it cost.
+//!
+//! Exists only where `shared_state.redis` is configured; everything else pays one branch. The coordinator thread writes
+//! it, data cores read it per request, and the admin pages render it: the one place they all look at.
+
+pub mod convergence;
+pub mod desk;
+pub mod fleet;
+pub mod roster;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use shards::coordinate::breaker::Breaker;
+use shards::gate::{Converging, FleetSeen};
+use shards::membership::Membership;
+use shards::suspend::Reason;
+use shards::units::MonoNs;
+use tokio::sync::Notify;
+
+use self::fleet::FleetState;
+use crate::config::Config;
+use crate::metrics::{Histogram, OVERHEAD_BOUNDS_US};
+
+/// One process, at most one of these.
+pub struct Coordination {
+    /// Whether the store is asked for admissions.
+    pub breaker: Breaker,
+    /// How many replicas share the limits.
+    pub membership: Membership,
+    /// The roster, and the exchange of burn.
+    pub fleet: FleetState,
+    /// The admissions connection stands, or nobody has needed one yet.
+    reachable: AtomicBool,
+    late_replies: AtomicU64,
+    rtt: Mutex<Histogram>,
+    stopping: AtomicBool,
+    stop: Notify,
+}
+
+impl Coordination {
+    /// Nothing is known yet and nothing was dialled.
+    pub fn of(config: &Config, fleet: FleetState) -> Coordination {
+        Coordination {
+            breaker: Breaker::default(),
+            membership: Membership::new(crate::rules::ns(config.fleet.liveness_window)),
+            fleet,
+            reachable: AtomicBool::new(true),
+            late_replies: AtomicU64::new(0),
+            rtt: Mutex::new(Histogram::new(&OVERHEAD_BOUNDS_US)),
+            stopping: AtomicBool::new(false),
+            stop: Notify::new(),
+        }
+    }
+
+    /// How many replicas share the limits, and why nobody knows. Read once per request.
+    pub fn n_live(&self, now: MonoNs) -> (u32, Option<Reason>) {
+        let (n_live, stale) = self.membership.n_live(now);
+        (n_live, stale.or_else(|| self.fleet.conflict(now)))
+    }
+
+    /// What the gates may rely on, for one request.
+    pub fn seen(&self, now: MonoNs) -> (u32, FleetSeen) {
+        let (n_live, share_suspended) = self.n_live(now);
+        let converging = Converging { suspended: self.fleet.burn_suspended(now) };
+        (n_live, FleetSeen { share_suspended, converging: Some(converging) })
+    }
+
+    /// Whether a probe could reach the store. A hint for the breaker, so nothing hangs on its being fresh.
+    pub fn is_reachable(&self) -> bool {
+        self.reachable.load(Ordering::Relaxed)
+    }
+
+    /// The coordinator's word on [`Coordination::is_reachable`].
+    pub fn set_reachable(&self, reachable: bool) {
+        self.reachable.store(reachable, Ordering::Relaxed);
+    }
+
+    /// Counts a verdict of the store by the time from writing the call to reading the reply.
+    pub fn answered_in(&self, rtt_us: u64) {
+        self.rtt.lock().unwrap_or_else(PoisonError::into_inner).record(rtt_us);
+    }
+
+    /// How long verdicts of the store took.
+    pub fn rtt(&self) -> Histogram {
+        self.rtt.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Counts replies that came after their verdict was given.
+    pub fn late_replies(&self, count: u64) {
+        if count > 0 {
+            self.late_replies.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Replies that came too late and were dropped.
+    pub fn late_reply_count(&self) -> u64 {
+        self.late_replies.load(Ordering::Relaxed)
+    }
+
+    /// Tells the coordinator to take its leave and end. Called once the last row is folded.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.stop.notify_waiters();
+    }
+
+    /// Waits until [`Coordination::stop`] was called.
+    pub async fn stopped(&self) {
+        let mut notified = std::pin::pin!(self.stop.notified());
+        // First in line, then look: a stop between the two wakes us.
+        notified.as_mut().enable();
+        if !self.stopping.load(Ordering::Acquire) {
+            notified.await;
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The admissions connection: what all cores ask goes out together, and each answer goes back to the core that asked.
+//!
+//! What is decided is decided in [`shards::coordinate::lane`]; this file moves bytes. The connection is made when the first
+//! call needs it. When it breaks, when the breaker opens and when a probe fails it is made anew, which resolves the name
+//! anew: a server that moved is found, and one that hangs is not waited for.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use io::clock;
+use io::errand::Answerer;
+use io::redis::{Connection, Endpoint, Pipeline, Reply, Trouble, admission};
+use shards::coordinate::breaker::Turn;
+use shards::coordinate::eval::EvalCall;
+use shards::coordinate::key::RATE_PREFIX;
+use shards::coordinate::lane::{Asked, Command, Lane, Said};
+use shards::coordinate::numbers::{DIAL_AGAIN_NS, DIAL_NS, DIAL_PAUSE_MAX_NS, DIAL_PAUSE_NS};
+use shards::coordinate::ticket::TicketId;
+use shards::rate::Script;
+use shards::suspend::Reason;
+use shards::units::MonoNs;
+use tokio::sync::Notify;
+
+use crate::coordination::Coordination;
+use crate::coordination::desk::{Answer, Question};
+
+/// A core and its ticket.
+type Asker = (usize, TicketId);
+type Dialling = Pin<Box<dyn Future<Output = Result<(Connection, Vec<Reply>), Trouble>>>>;
+
+/// The state of the one connection.
+enum Link {
+    /// Nobody needed it yet.
+    Unused,
+    Dialling(Dialling),
+    Up(Box<Connection>),
+    /// Dialling failed; it is tried again when a call needs it and `soonest` has passed, or else at `until`.
+    Down {
+        soonest: MonoNs,
+        until: MonoNs,
+        reason: Reason,
+    },
+}
+
+/// The cores' ends of the rings.
+pub struct Admissions {
+    endpoint: Endpoint,
+    coordination: Arc<Coordination>,
+    desks: Vec<Answerer<Question, Answer>>,
+    lane: Lane<Asker>,
+    link: Link,
+    /// The scripts' names on the server, in the order of [`Script::ALL`].
+    names: Vec<Vec<u8>>,
+    pause_ns: u64,
+    late: u64,
+    /// Some call has needed the connection, though it may be gone by now.
+    is_needed: bool,
+}
+
+/// What the coordinator was woken by.
+enum Event {
+    Stopped,
+    Dialled(Result<(Connection, Vec<Reply>), Trouble>),
+    /// Questions, replies or time: all three are looked after anyway.
+    Look(Result<(), Trouble>),
+}
+
+impl Admissions {
+    /// Dials nothing.
+    pub fn new(endpoint: Endpoint, coordination: Arc<Coordination>, desks: Vec<Answerer<Question, Answer>>) -> Self {
+        Admissions {
+            endpoint,
+            coordination,
+            desks,
+            lane: Lane::default(),
+            link: Link::Unused,
+            names: Vec::new(),
+            pause_ns: DIAL_PAUSE_NS,
+            late: 0,
+            is_needed: false,
+        }
+    }
+
+    /// Runs until the coordinator is told to stop. `wake`: some core has asked.
+    pub async fn run(mut self, wake: Arc<Notify>) {
+        let coordination = self.coordination.clone();
+        let mut stopped = std::pin::pin!(coordination.stopped());
+        loop {
+            match self.event(stopped.as_mut(), &wake).await {
+                Event::Stopped => return,
+                Event::Dialled(Ok((connection, replies))) => self.connected(connection, &replies),
+                Event::Dialled(Err(trouble)) => self.not_connected(&trouble),
+                Event::Look(Err(trouble)) => self.broken(&trouble),
+                Event::Look(Ok(())) => {}
+            }
+            self.take_questions();
+            self.take_replies().await;
+            self.lane.tick(now(), &self.coordination.breaker);
+            self.keep_connected();
+            self.write().await;
+            self.answer();
+        }
+    }
+
+    /// Waits for whatever comes first.
+    async fn event(&mut self, mut stopped: Pin<&mut impl Future<Output = ()>>, wake: &Notify) -> Event {
+        let mut asked = std::pin::pin!(wake.notified());
+        let deadline = match &self.link {
+            Link::Down { until, .. } => Some(self.lane.next_deadline().map_or(*until, |deadline| deadline.min(*until))),
+            _ => self.lane.next_deadline(),
+        };
+        let left = deadline.map(|deadline| Duration::from_nanos(deadline.0.saturating_sub(clock::mono_ns())));
+        let mut timer = std::pin::pin!(left.map(tokio::time::sleep));
+        poll_fn(|cx| {
+            if stopped.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Event::Stopped);
+            }
+            match &mut self.link {
+                Link::Up(connection) => {
+                    if let Poll::Ready(read) = connection.progress(cx) {
+                        return Poll::Ready(Event::Look(read));
+                    }
+                }
+                Link::Dialling(dialling) => {
+                    if let Poll::Ready(dialled) = dialling.as_mut().poll(cx) {
+                        return Poll::Ready(Event::Dialled(dialled));
+                    }
+                }
+                Link::Unused | Link::Down { .. } => {}
+            }
+            let is_due = timer.as_mut().as_pin_mut().is_some_and(|timer| timer.poll(cx).is_ready());
+            if is_due || asked.as_mut().poll(cx).is_ready() { Poll::Ready(Event::Look(Ok(()))) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    fn take_questions(&mut self) {
+        let now = now();
+        for (core, desk) in self.desks.iter_mut().enumerate() {
+            while let Some(Question { ticket, call, deadline }) = desk.next_question() {
+                self.is_needed = true;
+                self.lane.ask(Asked { to: (core, ticket), call, deadline }, now);
+            }
+        }
+    }
+
+    /// Reads what is there, without waiting for more, and tells it to the lane.
+    async fn take_replies(&mut self) {
+        let Link::Up(connection) = &mut self.link else { return };
+        let read = poll_fn(|cx| match connection.progress(cx) {
+            Poll::Ready(read) => Poll::Ready(read),
+            Poll::Pending => Poll::Ready(Ok(())),
+        })
+        .await;
+        // What came before the end is heard first.
+        let trouble = loop {
+            let reply = match connection.next_reply() {
+                Ok(Some(reply)) => reply,
+                Ok(None) => break read.err(),
+                Err(trouble) => break Some(trouble),
+            };
+            let mut words = [0; 8];
+            match self.lane.said(spoken(&reply, &mut words), now(), &self.coordination.breaker) {
+                Ok(Some(rtt_ns)) => self.coordination.answered_in(rtt_ns / 1_000),
+                Ok(None) => {}
+                Err(_) => break Some(Trouble::Unasked),
+            }
+        };
+        if let Some(trouble) = trouble {
+            self.broken(&trouble);
+        }
+        let late = self.lane.late();
+        self.coordination.late_replies(late - std::mem::replace(&mut self.late, late));
+    }
+
+    /// Makes a connection where one is needed, and tells those that wait where none is to be had.
+    fn keep_connected(&mut self) {
+        match self.lane.take_turn() {
+            Turn::Opened => {
+                let why = self.coordination.breaker.last_failure().map_or("", Reason::as_str);
+                tracing::warn!(why, "redis: the breaker is open; limits are held per replica until a probe succeeds");
+                self.give_up(Reason::RedisBreakerOpen);
+                self.dial();
+            }
+            Turn::Closed => tracing::info!("redis: the breaker is closed; limits are exact again"),
+            Turn::None => {}
+        }
+        if self.lane.is_overdue() {
+            self.broken(&Trouble::Overdue);
+        }
+        match self.link {
+            Link::Unused if self.is_needed => self.dial(),
+            Link::Down { until, .. } if now() >= until => self.dial(),
+            Link::Down { soonest, .. } if self.lane.has_waiting() && now() >= soonest => self.dial(),
+            Link::Down { reason, .. } => self.lane.unreachable(reason, now(), &self.coordination.breaker),
+            _ => {}
+        }
+    }
+
+    fn dial(&mut self) {
+        let mut greeting = Pipeline::new();
+        for script in Script::ALL {
+            greeting.push(&[b"SCRIPT", b"LOAD", text(script).as_bytes()]);
+        }
+        let endpoint = self.endpoint.clone();
+        self.link = Link::Dialling(Box::pin(async move {
+            Connection::open(&endpoint, &greeting, Duration::from_nanos(DIAL_NS)).await
+        }));
+        self.coordination.set_reachable(false);
+    }
+
+    fn connected(&mut self, connection: Connection, replies: &[Reply]) {
+        if let Some(refused) = replies.iter().find_map(Reply::error) {
+            return self.not_connected(&Trouble::Refused(refused));
+        }
+        self.names = replies.iter().filter_map(|reply| reply.bytes().map(<[u8]>::to_vec)).collect();
+        if self.names.len() != Script::ALL.len() {
+            return self.not_connected(&Trouble::Unasked);
+        }
+        tracing::info!(redis = ?self.endpoint, "redis: connected for admissions");
+        self.link = Link::Up(Box::new(connection));
+        self.pause_ns = DIAL_PAUSE_NS;
+        self.coordination.set_reachable(true);
+    }
+
+    fn not_connected(&mut self, trouble: &Trouble) {
+        if self.pause_ns == DIAL_PAUSE_NS {
+            // Once, and not for every attempt that follows.
+            tracing::warn!(redis = ?self.endpoint, error = %trouble, "redis: cannot connect; trying again");
+        }
+        let (soonest, until) = (now().plus_ns(DIAL_AGAIN_NS), now().plus_ns(self.pause_ns));
+        self.link = Link::Down { soonest, until, reason: reason_of(trouble) };
+        self.pause_ns = (self.pause_ns * 2).min(DIAL_PAUSE_MAX_NS);
+        self.coordination.set_reachable(false);
+    }
+
+    fn broken(&mut self, trouble: &Trouble) {
+        tracing::warn!(redis = ?self.endpoint, error = %trouble, "redis: the connection for admissions broke");
+        self.give_up(reason_of(trouble));
+        self.dial();
+    }
+
+    fn give_up(&mut self, reason: Reason) {
+        self.lane.broke(reason, now(), &self.coordination.breaker);
+        self.link = Link::Unused;
+    }
+
+    /// Writes what waits, as far as the socket takes it now; the rest goes when there is room.
+    async fn write(&mut self) {
+        let Link::Up(connection) = &mut self.link else { return };
+        if !self.lane.has_waiting() {
+            return;
+        }
+        let mut batch = Pipeline::new();
+        let names = &self.names;
+        self.lane.write(now(), |command| match command {
+            Command::Load(script) => {
+                batch.push(&[b"SCRIPT", b"LOAD", text(script).as_bytes()]);
+            }
+            Command::Eval(call) => eval(&mut batch, names, &call),
+        });
+        let written = match connection.queue(&batch) {
+            // Reads too, if something has come meanwhile; the next turn of the loop looks at it.
+            Ok(()) => {
+                poll_fn(|cx| match connection.progress(cx) {
+                    Poll::Ready(Err(trouble)) => Poll::Ready(Err(trouble)),
+                    Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
+                })
+                .await
+            }
+            Err(trouble) => Err(trouble),
+        };
+        if let Err(trouble) = written {
+            self.broken(&trouble);
+        }
+    }
+
+    fn answer(&mut self) {
+        for ((core, ticket), outcome) in self.lane.outcomes() {
+            if let Some(desk) = self.desks.get_mut(core) {
+                // An answer that finds no room is one that nobody waits for any more: its core has stopped looking.
+                desk.answer(Answer { ticket, outcome });
+            }
+        }
+        self.desks.iter_mut().for_each(Answerer::ring);
+    }
+}
+
+fn now() -> MonoNs {
+    MonoNs(clock::mono_ns())
+}
+
+/// `EVALSHA name 1 key args…`
+fn eval(batch: &mut Pipeline, names: &[Vec<u8>], call: &EvalCall) {
+    let [mut first, mut second, mut third] = [itoa::Buffer::new(), itoa::Buffer::new(), itoa::Buffer::new()];
+    let [one, two, three] = call.args;
+    batch.push(&[
+        b"EVALSHA",
+        names.get(call.script as usize).map_or(&b""[..], Vec::as_slice),
+        b"1",
+        &call.scope.key(RATE_PREFIX),
+        first.format(one).as_bytes(),
+        second.format(two).as_bytes(),
+        third.format(three).as_bytes(),
+    ]);
+}
+
+fn text(script: Script) -> String {
+    admission::whole(match script {
+        Script::Backlog => admission::BACKLOG,
+        Script::FixedWindow => admission::FIXED_WINDOW,
+        Script::SlidingWindow => admission::SLIDING_WINDOW,
+    })
+}
+
+/// What the lane hears of a reply.
+fn spoken<'w>(reply: &Reply, words: &'w mut [i64; 8]) -> Said<'w> {
+    match reply {
+        Reply::Error(text) if text.starts_with(b"NOSCRIPT") => Said::NoScript,
+        Reply::Error(_) => Said::Error,
+        Reply::Array(items) if items.len() <= words.len() => {
+            for (word, item) in words.iter_mut().zip(items) {
+                let Reply::Integer(value) = item else { return Said::Other };
+                *word = *value;
+            }
+            Said::Words(&words[..items.len()])
+        }
+        _ => Said::Other,
+    }
+}
+
+/// Which of the four reasons a broken connection is.
+fn reason_of(trouble: &Trouble) -> Reason {
+    match trouble {
+        Trouble::TimedOut(_) | Trouble::Overdue => Reason::RedisDeadlineExceeded,
+        Trouble::Malformed(_) | Trouble::Unasked => Reason::RedisReplyMalformed,
+        Trouble::Unresolved(..) | Trouble::Broken(_) | Trouble::Closed | Trouble::Refused(_) => Reason::RedisEvalError,
+    }
+}

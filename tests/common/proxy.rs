@@ -1,0 +1,166 @@
+//! A TCP proxy in front of a store, which can be slow, silent, deaf, a liar, or point elsewhere.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What it does to the server's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mood {
+    Pass,
+    /// Each answer this much later. A network's delay, not an order of events.
+    Slow(Duration),
+    /// Takes everything and says nothing, on open connections and on new ones.
+    Blackhole,
+    /// Answers each command with this, and passes nothing on.
+    Answer(&'static [u8]),
+    /// Passes half of each answer on and closes.
+    CutMidReply,
+    /// Closes whatever is open and whatever comes.
+    Refuse,
+}
+
+struct State {
+    mood: Mutex<Mood>,
+    target: Mutex<SocketAddr>,
+    open: Mutex<Vec<TcpStream>>,
+    accepted: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+pub struct TcpProxy {
+    pub addr: SocketAddr,
+    state: Arc<State>,
+}
+
+impl TcpProxy {
+    pub fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has free ports");
+        let addr = listener.local_addr().expect("a bound socket has an address");
+        let state = Arc::new(State {
+            mood: Mutex::new(Mood::Pass),
+            target: Mutex::new(target),
+            open: Mutex::default(),
+            accepted: AtomicUsize::new(0),
+            is_over: AtomicBool::new(false),
+        });
+        let accepting = state.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if accepting.is_over.load(Ordering::Acquire) {
+                    return;
+                }
+                if let Ok(stream) = stream {
+                    accepting.accepted.fetch_add(1, Ordering::AcqRel);
+                    let state = accepting.clone();
+                    std::thread::spawn(move || serve(&state, stream));
+                }
+            }
+        });
+        Self { addr, state }
+    }
+
+    /// `host:port`, as the config wants it.
+    pub fn address(&self) -> String {
+        self.addr.to_string()
+    }
+
+    pub fn set(&self, mood: Mood) {
+        *self.state.mood.lock().unwrap() = mood;
+        if mood == Mood::Refuse {
+            self.cut();
+        }
+    }
+
+    /// New connections go to another server; those that are open stay where they are.
+    pub fn point_at(&self, target: SocketAddr) {
+        *self.state.target.lock().unwrap() = target;
+    }
+
+    /// Closes what is open.
+    pub fn cut(&self) {
+        for stream in self.state.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Connections made to it so far.
+    pub fn accepted(&self) -> usize {
+        self.state.accepted.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for TcpProxy {
+    fn drop(&mut self) {
+        self.state.is_over.store(true, Ordering::Release);
+        self.cut();
+        let _ = TcpStream::connect(self.addr); // so that it looks
+    }
+}
+
+impl State {
+    fn mood(&self) -> Mood {
+        *self.mood.lock().unwrap()
+    }
+
+    fn keep(&self, stream: &TcpStream) {
+        if let Ok(stream) = stream.try_clone() {
+            self.open.lock().unwrap().push(stream);
+        }
+    }
+}
+
+fn serve(state: &Arc<State>, client: TcpStream) {
+    if state.mood() == Mood::Refuse {
+        return;
+    }
+    let target = *state.target.lock().unwrap();
+    let Ok(server) = TcpStream::connect(target) else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    state.keep(&client);
+    state.keep(&server);
+    let (Ok(mut from_client), Ok(mut to_server)) = (client.try_clone(), server.try_clone()) else { return };
+    let asking = state.clone();
+    let mut to_client_too = client.try_clone().ok();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 16 << 10];
+        while let Ok(count @ 1..) = from_client.read(&mut bytes) {
+            let written = match asking.mood() {
+                Mood::Blackhole => Ok(()),
+                Mood::Answer(answer) => match &mut to_client_too {
+                    Some(client) => client.write_all(answer),
+                    None => Ok(()),
+                },
+                Mood::Refuse => break,
+                Mood::Pass | Mood::Slow(_) | Mood::CutMidReply => to_server.write_all(&bytes[..count]),
+            };
+            if written.is_err() {
+                break;
+            }
+        }
+        let _ = to_server.shutdown(Shutdown::Both);
+    });
+    let (mut from_server, mut to_client) = (server, client);
+    let mut bytes = [0; 16 << 10];
+    while let Ok(count @ 1..) = from_server.read(&mut bytes) {
+        let written = match state.mood() {
+            Mood::Pass => to_client.write_all(&bytes[..count]),
+            Mood::Slow(delay) => {
+                std::thread::sleep(delay);
+                to_client.write_all(&bytes[..count])
+            }
+            Mood::Blackhole | Mood::Answer(_) => Ok(()),
+            Mood::CutMidReply => {
+                let _ = to_client.write_all(&bytes[..count / 2]);
+                break;
+            }
+            Mood::Refuse => break,
+        };
+        if written.is_err() {
+            break;
+        }
+    }
+    let _ = to_client.shutdown(Shutdown::Both);
+}

@@ -1,0 +1,171 @@
+//! Who is in the fleet, what the fleet spent, and what happens when two processes say that they are the same one. Needs
+//! redis-server.
+
+mod common;
+
+use std::process::Command;
+
+use common::cluster::{fleet, health, in_touch, standing, wait_state};
+use common::gateway::binary;
+use common::process::run;
+use common::*;
+use serde_json::{Value, json};
+
+fn query(replica: &Gateway, params: &str) -> Value {
+    replica.admin_get(&format!("/tt/api/v1/query?since=1h&{params}")).expect(200).json()
+}
+
+#[test]
+fn the_roster_shows_everybody_by_state_and_survives_a_store_that_forgot() {
+    let cluster = Cluster::start(|setup| setup);
+    let (a, b, c) = (cluster.replica("tt-a"), cluster.replica("tt-b"), cluster.replica("tt-c"));
+    cluster.wait_live(&[&a, &b, &c], 3, SOON);
+    let roster = fleet(&a);
+    assert_eq!((&roster["summary"], &roster["n_total"]), (&json!("3 of 3"), &json!(3)));
+    assert_eq!((&roster["liveness_window_ms"], &roster["degraded"]), (&json!(3_000), &json!(false)));
+    assert!(roster["max_abs_skew_ms"].as_u64().unwrap() < 1_000, "one machine, one clock: {roster}");
+    let seen = standing(&a, "tt-b");
+    assert_eq!((&seen["source"], &seen["stable"], &seen["state"]), (&json!("config"), &json!(true), &json!("live")));
+    assert_eq!(seen["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(seen["advertise_url"], format!("http://{}", b.admin));
+    assert!(seen["age_ms"].as_u64().unwrap() < 3_000);
+    c.process.kill();
+    assert!(b.stop(SOON).success());
+    wait_state(&a, "tt-b", "drained");
+    wait_state(&a, "tt-c", "unreachable");
+    assert_eq!((&fleet(&a)["summary"], standing(&a, "tt-a")["state"].as_str()), (&json!("1 of 3"), Some("live")));
+    // Everything forgotten but the local copy: a restart of both still knows who there was.
+    cluster.redis.restart();
+    a.process.kill();
+    let again = cluster.setup("tt-a", "tt-a").start();
+    in_touch(&again);
+    assert_eq!((&fleet(&again)["n_live"], &fleet(&again)["n_total"]), (&json!(1), &json!(3)));
+    assert_eq!(standing(&again, "tt-b")["state"], "drained");
+}
+
+#[test]
+fn a_roster_in_postgres_outlives_redis_and_the_local_copy() {
+    let (cluster, postgres) = (Cluster::start(|setup| setup), PostgresServer::start());
+    let start = |name: &str| cluster.setup(name, name).postgres(&postgres.dsn()).start();
+    let (a, b, c) = (start("tt-a"), start("tt-b"), start("tt-c"));
+    cluster.wait_live(&[&a, &b, &c], 3, SOON);
+    let kept = "select count(*) from tokentriage_replicas where entry is not null";
+    until("the roster to be in Postgres", SOON, || postgres.sql(kept).trim() == "3");
+    b.process.kill();
+    c.process.kill();
+    wait_state(&a, "tt-c", "unreachable");
+    a.admin_post("/tt/api/v1/fleet/decommission", &json!({"replica": "tt-c"})).expect(200);
+    until("the removal to be in Postgres", SOON, || postgres.sql(kept).trim() == "2");
+    a.process.kill();
+    cluster.redis.restart();
+    std::fs::remove_file(a.data_dir.join("roster.json")).expect("the local copy was there");
+    let again = start("tt-a");
+    until("the dead replica to be known again", SOON, || standing(&again, "tt-b")["state"] == "unreachable");
+    assert!(standing(&again, "tt-c").is_null(), "removed is removed");
+}
+
+#[test]
+fn the_health_page_warns_of_a_store_that_may_evict_our_keys() {
+    let cluster = Cluster::start(|setup| setup);
+    cluster.redis.tell(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    cluster.redis.tell(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    let a = cluster.replica("tt-a");
+    until("the warning", SOON, || health(&a)["warnings"].to_string().contains("maxmemory-policy is volatile-lru"));
+}
+
+#[test]
+fn two_live_processes_of_one_name_are_told_apart_and_disclosed() {
+    let cluster = Cluster::start(|setup| {
+        let setup = setup.limit("team_requests", "quota_requests", "amount: 100, period: month");
+        setup.limit("team_share", "rpm", "amount: 600, period: 1h, store: share")
+    });
+    let a = cluster.replica("tt-twin");
+    let key = cluster.mint(&a, DEV1);
+    let twin = cluster.setup("tt-twin", "another-ledger").start();
+    for replica in [&a, &twin] {
+        until("the conflict to be found", SOON, || fleet(replica)["suspended"] == "replica_id_conflict");
+        let served = replica.post(&key, CHAT, &chat("mock")).expect(200);
+        assert_eq!(served.header("x-tt-coordination"), Some("suspended"));
+        let row = replica.row(&served.head);
+        let reasons = &row.0["suspended_reasons"];
+        assert_eq!(reasons, &json!({"team_requests": "replica_id_conflict", "team_share": "replica_id_conflict"}));
+    }
+    assert!(a.log_text().contains("another live process uses this replica's name"));
+    twin.process.kill();
+    until("the conflict to be over", SOON, || fleet(&a)["suspended"].is_null());
+}
+
+#[test]
+fn a_fleet_query_adds_up_what_answers_and_names_what_does_not() {
+    let cluster = Cluster::start(|setup| setup);
+    let a = cluster.replica("tt-a");
+    let key = cluster.mint(&a, DEV1);
+    let (b, c) = (cluster.replica("tt-b"), cluster.replica("tt-c"));
+    cluster.wait_live(&[&a, &b, &c], 3, SOON);
+    for (replica, times) in [(&a, 1), (&b, 2), (&c, 3)] {
+        for _ in 0..times {
+            let answer = replica.post(&key, CHAT, &chat("mock")).expect(200);
+            replica.row(&answer.head);
+        }
+    }
+    let own = query(&a, "group_by=node");
+    assert_eq!((&own["total"]["requests"], &own["basis"]), (&json!(1), &json!("own_ledger")));
+    let all = query(&a, "group_by=node,model&fleet=true");
+    assert_eq!((&all["total"]["requests"], &all["groups"][0]["requests"]), (&json!(6), &json!(6)), "{all}");
+    assert_eq!(all["total"]["cost_nanousd"], 6 * OPENAI_REPLY_NANOUSD);
+    assert_eq!(all["total"]["cost_usd"], json!(0.002676));
+    let coverage = |answer: &Value| {
+        (answer["replicas_total"].clone(), answer["replicas_answered"].clone(), answer["is_partial"].clone())
+    };
+    assert_eq!(coverage(&all), (json!(3), json!(3), json!(false)), "{all}");
+    assert_eq!(all["basis"], "roster");
+    // One is gone: it stays in the denominator, with the reason.
+    c.process.kill();
+    let partial = query(&a, "fleet=true");
+    assert_eq!(coverage(&partial), (json!(3), json!(2), json!(true)), "{partial}");
+    assert_eq!(partial["total"]["requests"], 3);
+    let gone = partial["replicas"].as_array().unwrap().iter().find(|read| read["id"] == "tt-c").unwrap().clone();
+    assert!(gone["as_of"].is_null() && gone["error"].as_str().unwrap().starts_with("unreachable: "), "{gone}");
+    // Its ledger comes back under another name: nothing is missing, and nothing is counted twice.
+    let moved = cluster.setup("tt-moved", "tt-c").start();
+    in_touch(&moved);
+    until("the newcomer to be known", SOON, || standing(&a, "tt-moved")["state"] == "live");
+    let whole = query(&a, "fleet=true");
+    assert_eq!(coverage(&whole), (json!(4), json!(4), json!(false)), "{whole}");
+    assert_eq!(whole["total"]["requests"], 6);
+    let heir = whole["replicas"].as_array().unwrap().iter().find(|read| read["id"] == "tt-c").unwrap().clone();
+    assert_eq!(heir["ledger_read_by"], "tt-moved", "{heir}");
+}
+
+#[test]
+fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
+    let cluster = Cluster::start(|setup| setup);
+    let (a, b) = (cluster.replica("tt-a"), cluster.replica("tt-b"));
+    cluster.wait_live(&[&a, &b], 2, SOON);
+    let url = format!("http://{}", a.admin);
+    let cli = |args: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args(args).args(["--admin", &url]).current_dir(cluster.folder()).env_remove("TT_ADMIN_TOKEN");
+        let (status, stdout, stderr) = run(&mut command, SOON);
+        (status.code(), stdout, stderr)
+    };
+    let (code, stdout, stderr) = cli(&["fleet", "list"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let first = stdout.lines().next().unwrap_or_default();
+    assert_eq!(first.split_whitespace().collect::<Vec<_>>(), ["REPLICA", "STATE", "AGE", "VERSION", "STARTED", "URL"]);
+    assert!(stdout.contains("tt-b") && stderr.contains("2 of 2 live"), "{stdout}{stderr}");
+    let (code, _, stderr) = cli(&["fleet", "decommission", "tt-b"]);
+    assert!(code == Some(1) && stderr.contains("is live"), "{stderr}");
+    b.process.kill();
+    wait_state(&a, "tt-b", "unreachable");
+    let (code, stdout, stderr) = cli(&["query", "--since", "1h", "--fleet"]);
+    assert!(code == Some(0) && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
+    assert!(stderr.contains("partial: tt-b is unreachable"), "{stderr}");
+    let (code, stdout, stderr) = cli(&["fleet", "decommission", "tt-b"]);
+    assert!(code == Some(0) && stdout.contains("tt-b is removed"), "{stdout}{stderr}");
+    let (_, stdout, _) = cli(&["fleet", "list", "--json"]);
+    let roster: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&roster["n_total"], &roster["summary"]), (&json!(1), &json!("1 of 1")));
+    let (code, _, stderr) = cli(&["fleet", "decommission", "tt-b"]);
+    assert!(code == Some(1) && stderr.contains("no replica \"tt-b\""), "{stderr}");
+}
