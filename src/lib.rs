@@ -4,6 +4,8 @@
 
 pub mod accountant_core;
 pub mod admin;
+#[cfg(feature = "count-allocations")]
+pub mod allocations;
 pub mod audit;
 pub mod body;
 pub mod boot;

@@ -5,8 +5,12 @@ use std::process::ExitCode;
 use tokentriage::boot;
 use tokentriage::cli::{self, Bodies, Failure, Outcome};
 
+#[cfg(not(feature = "count-allocations"))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+#[cfg(feature = "count-allocations")]
+#[global_allocator]
+static ALLOCATOR: tokentriage::allocations::Counting = tokentriage::allocations::Counting(mimalloc::MiMalloc);
 
 fn main() -> ExitCode {
     cli::main(&Bodies { run: boot::command, keys: cli::keys::run, query: cli::query::run, mock })

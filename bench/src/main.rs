@@ -1,8 +1,193 @@
-//! The load harness of TokenTriage: not written yet. This crate holds its place in the workspace.
+//! The load harness of TokenTriage: measures it, and other gateways, the same way on one machine.
+//!
+//! It shares no HTTP code with the gateway, so that it cannot share its faults. Start reading at `run`.
 
+mod cli;
+mod compare;
+mod load;
+mod machine;
+mod measure;
+mod process;
+mod provider;
+mod redis;
+mod report;
+mod results;
+mod run;
+mod scenario;
+mod smoke;
+mod stats;
+mod sys;
+mod syscalls;
+mod targets;
+mod trouble;
+mod wire;
+
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+
+use cli::{Cli, Command, Common, MockArgs};
+use machine::Machine;
+use report::{html, table};
+use results::{FORMAT, Results};
+use run::{Options, Progress};
+use scenario::Scenario;
+use targets::Spec;
+use trouble::{Result, Trouble, While};
 
 fn main() -> ExitCode {
-    eprintln!("the load harness is not written yet");
-    ExitCode::FAILURE
+    match command(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(trouble) => {
+            eprintln!("bench: {trouble}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(command: Command) -> Result<()> {
+    sys::raise_descriptor_limit();
+    match command {
+        Command::Run(args) => measure_named(args.scenarios.iter().map(String::as_str), &args.common).map(drop),
+        Command::Table(common) => measure_named(scenario::RECORD.iter().copied(), &common).map(drop),
+        Command::Peers(args) => {
+            let peers_folder = options(&args.common)?.peers_folder;
+            if args.install {
+                targets::install(&peers_folder)?;
+            }
+            measure_named(["peers"], &args.common).map(drop)
+        }
+        Command::Smoke(common) => {
+            smoke::configurations(&options(&common)?.binary)?;
+            smoke::judge(&measure_named(["smoke"], &common)?)?;
+            println!("smoke: everything works");
+            Ok(())
+        }
+        Command::Compare(args) => {
+            let (text, moved) = compare::compare(&Results::read(&args.old)?, &Results::read(&args.new)?);
+            print!("{text}");
+            if args.fail && moved > 0 { Err(Trouble(format!("{moved} measures moved"))) } else { Ok(()) }
+        }
+        Command::Report(args) => {
+            let runs = args.results.iter().map(|path| Results::read(path)).collect::<Result<Vec<_>>>()?;
+            print!("{}", table::ratios(runs.iter().flat_map(|run| &run.scenarios)));
+            match &args.html {
+                Some(path) => write_page(path, &runs),
+                None => Ok(()),
+            }
+        }
+        Command::Scenarios => {
+            for (name, text) in scenario::BUILT_IN {
+                println!("{name:<16} {}", Scenario::parse(name, text)?.about);
+            }
+            Ok(())
+        }
+        Command::Targets => {
+            targets();
+            Ok(())
+        }
+        Command::Mock(args) => mock(&args),
+    }
+}
+
+fn targets() {
+    println!("direct     the mock provider without a gateway");
+    println!("plain      ours with governance off");
+    println!("governed   ours with a key and five limits");
+    for peer in targets::PEERS {
+        println!("{:<10} {}", peer.name, peer.about);
+    }
+    println!("http://HOST:PORT[/PATH]  something that runs already");
+    println!("\noptions, as in governed+limits=20+driver=epoll:");
+    for (name, whose, what) in targets::OPTIONS {
+        println!("  {name:<11} {whose:<18} {what}");
+    }
+}
+
+fn write_page(path: &Path, runs: &[Results]) -> Result<()> {
+    std::fs::write(path, html::page(runs)).whilst(|| format!("cannot write {}", path.display()))
+}
+
+/// Runs scenarios and prints what they found, each as soon as it is known.
+fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) -> Result<Results> {
+    let scenarios = names.into_iter().map(Scenario::find).collect::<Result<Vec<_>>>()?;
+    let mut options = options(common)?;
+    let targets = scenarios.iter().flat_map(|scenario| &scenario.cells).map(|cell| &cell.target).chain(&common.also);
+    let specs = targets.map(|target| Spec::parse(target)).collect::<Result<Vec<_>>>()?;
+    if !specs.iter().any(Spec::is_elsewhere) {
+        // Before the first thread. No firewall rule and no connection tracking of the host is measured then, and nobody
+        // outside can reach what is started. Where it is refused, the run says so.
+        options.is_private_network = sys::enter_private_network().is_ok();
+    }
+    let progress = Progress::new();
+    let machine = Machine::here();
+    progress.line(&machine.describe());
+    if !options.is_private_network {
+        progress.line("in the host's own network: its firewall rules are measured too");
+    }
+    let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let began_s = began.map_or(0, |since| since.as_secs());
+    let mut results = Results { format: FORMAT, began_s, machine, scenarios: Vec::new() };
+    for scenario in &scenarios {
+        let result = run::scenario(scenario, &options, &progress)?;
+        println!("\n{}: {}\n{}", result.name, result.notes.join("; "), table::cells(&result));
+        print!("{}", table::facts(&result));
+        results.scenarios.push(result);
+        // After each, so that an interrupted run leaves what it has.
+        if let Some(path) = &common.json {
+            results.write(path)?;
+        }
+        if let Some(path) = &common.html {
+            write_page(path, std::slice::from_ref(&results))?;
+        }
+    }
+    let ratios = table::ratios(&results.scenarios);
+    if !ratios.is_empty() {
+        println!("\n{ratios}");
+    }
+    Ok(results)
+}
+
+fn options(common: &Common) -> Result<Options> {
+    let here = std::env::current_exe().whilst(|| "this program's own path".to_owned())?;
+    let beside = here.parent().unwrap_or(Path::new("."));
+    let target = beside.parent().unwrap_or(Path::new("."));
+    let given_keys = match &common.keys {
+        None => None,
+        Some(path) => {
+            let text = std::fs::read_to_string(path).whilst(|| format!("cannot read {}", path.display()))?;
+            let keys: Vec<String> = text.lines().map(str::trim).filter(|k| !k.is_empty()).map(str::to_owned).collect();
+            if keys.is_empty() {
+                return Err(Trouble(format!("{} holds no key", path.display())));
+            }
+            Some(Arc::from(keys))
+        }
+    };
+    Ok(Options {
+        rounds: common.rounds,
+        window_ms: common.window_ms,
+        only: common.only.clone(),
+        also: common.also.clone(),
+        binary: common.binary.clone().unwrap_or_else(|| beside.join("tokentriage")),
+        counting_binary: target.join("counting").join("release").join("tokentriage"),
+        peers_folder: target.join("bench-peers"),
+        given_keys,
+        is_private_network: false,
+    })
+}
+
+fn mock(args: &MockArgs) -> Result<()> {
+    let settings = provider::Settings {
+        delay_us: args.delay_us,
+        chunks: args.chunks,
+        gap_us: args.gap_us,
+        ..provider::Settings::default()
+    };
+    let provider = provider::Provider::start_at(args.listen, &settings, args.threads.max(1), &sys::usable_cpus())
+        .whilst(|| format!("cannot listen on {}", args.listen))?;
+    println!("mock provider on http://{}/v1", provider.addr);
+    provider.join();
+    Ok(())
 }

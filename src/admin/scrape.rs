@@ -281,6 +281,8 @@ fn build(scrape: &mut Scrape<'_>, shared: &Shared) -> Result<(), Error> {
     let mut drivers = shared.cores.iter().filter_map(|core| Some(core.driver.get()?.kind.as_str()));
     let first = drivers.next().unwrap_or("none");
     let driver = if drivers.all(|driver| driver == first) { first } else { "mixed" };
+    #[cfg(feature = "count-allocations")]
+    scrape.counter("tokentriage_allocations", "Heap allocations of the process", crate::allocations::count())?;
     let labels = labels([("version", env!("CARGO_PKG_VERSION")), ("driver", driver)]);
     scrape.gauges("tokentriage_build_info", "The version, and the I/O driver of its cores", [(labels, 1)].into_iter())
 }
