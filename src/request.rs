@@ -313,15 +313,16 @@ fn choose(
     }
     let ours = caller.may_use_our_credential(view);
     candidates.retain(|upstream| ours || !upstream.has_own_credential());
-    let Some(without_key) = candidates.first().map(|upstream| upstream.id.clone()) else {
+    let Some(first) = candidates.first() else {
         let unknown = if caller.is_unverified { caller::Unknown::Unverifiable } else { caller::Unknown::NoKey };
         return Err(Stop::Unknown(unknown));
     };
-    candidates.retain(|upstream| !matches!(upstream.credential, Credential::Missing));
-    if candidates.is_empty() {
-        let message = format!("upstream {without_key} has no provider key configured");
+    let has_no_key = |upstream: &Arc<Upstream>| matches!(upstream.credential, Credential::Missing);
+    if candidates.iter().all(has_no_key) {
+        let message = format!("upstream {} has no provider key configured", first.id);
         return Err(stop(Fault::UpstreamUnconfigured, message));
     }
+    candidates.retain(|upstream| !has_no_key(upstream));
     Ok(candidates)
 }
 
