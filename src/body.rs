@@ -105,8 +105,8 @@ async fn read_more(client: &mut Client, room: usize, timeout_ns: u64) -> Result<
 /// Tells a caller that waits for it that its body is wanted, unless the body is coming already.
 async fn say_continue(client: &mut Client, head_len: usize) -> Result<(), BodyFault> {
     if client.head.expect_continue && client.buf.len() == head_len {
-        let (result, _) = client.socket.write_all(write::CONTINUE.to_vec(), WRITE_STALL_NS).await;
-        result.map_err(|_| BodyFault::Gone)?;
+        let said = client.socket.write_all(write::CONTINUE.to_vec(), WRITE_STALL_NS).await;
+        said.map_err(|_| BodyFault::Gone)?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! While it is idle a connection holds no buffer. Pipelined requests wait in the buffer behind the one being served.
 
 use std::rc::Rc;
+use std::task::Poll;
 
 use io::clock;
 use io::http1::{HeadError, HeadLimits, RequestHead};
@@ -17,8 +18,6 @@ use crate::rules::ns;
 
 /// Buffers larger than this are let go of while an answer is relayed: more than a core's own spare ones have.
 const RELEASED_FROM: usize = 64 * 1024;
-/// One read of a head or a small body.
-const READ_ROOM: usize = 16 * 1024;
 /// How long a caller may take to hear an answer that ends the connection.
 const LAST_WORDS_NS: u64 = 2_000_000_000;
 /// A caller that takes none of our bytes for this long is gone.
@@ -72,7 +71,11 @@ pub async fn serve(core: Rc<Core>, socket: Socket) {
     let after = loop {
         let head_len = match next_head(&core, &mut client).await {
             Ok(Some(head_len)) => head_len,
-            Ok(None) => break After::Close,
+            Ok(None) => {
+                // A caller that ends its side, and a drain, may come before the last answer has left.
+                let _ = Box::pin(client.socket.flush(WRITE_STALL_NS)).await;
+                break After::Close;
+            }
             Err(refused) => break Box::pin(refuse_head(&core, &mut client, refused)).await,
         };
         core.metrics.request(1);
@@ -107,43 +110,35 @@ impl Drop for InFlight<'_> {
 
 /// Waits for the next whole head. `None`: the connection ended between requests, as it should.
 async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, HeadError> {
-    let server = {
+    let (limits, idle_ns, head_ns) = {
         let view = core.view();
         let server = &view.rules.config.server;
-        (u32::try_from(server.max_head_bytes).unwrap_or(u32::MAX), ns(server.idle_timeout), ns(server.head_timeout))
+        let head_bytes_max = u32::try_from(server.max_head_bytes).unwrap_or(u32::MAX);
+        (HeadLimits { head_bytes_max }, ns(server.idle_timeout), ns(server.head_timeout))
     };
-    let (head_bytes_max, idle_ns, head_ns) = server;
-    let limits = HeadLimits { head_bytes_max };
-    if client.buf.is_empty() && !idle(core, client, clock::mono_ns().saturating_add(idle_ns)).await {
-        return Ok(None);
+    client.head.clear();
+    if client.buf.is_empty() {
+        if core.drain.is_set() {
+            return Ok(None);
+        }
+        let drained = core.drain.waiter();
+        let deadline_ns = clock::mono_ns().saturating_add(idle_ns);
+        match client.socket.next(&mut client.buf, deadline_ns, |cx| drained.poll(cx)).await {
+            Ok(0) | Err(_) => return Ok(None),
+            Ok(_) => {}
+        }
     }
     let deadline_ns = clock::mono_ns().saturating_add(head_ns);
-    client.head.clear();
     loop {
-        if !client.buf.is_empty()
-            && let Some(head_len) = client.head.parse(&client.buf, &limits)?
-        {
+        if let Some(head_len) = client.head.parse(&client.buf, &limits)? {
             return Ok(Some(head_len));
         }
-        if client.buf.capacity() == 0 {
-            client.buf = take_buffer();
-        }
-        match client.socket.fill(&mut client.buf, READ_ROOM, deadline_ns).await {
+        match client.socket.next(&mut client.buf, deadline_ns, |_| Poll::Pending).await {
             Ok(0) | Err(Fill::Broken(_)) => return Ok(None),
             Ok(_) => {}
-            Err(Fill::Deadline) if client.buf.is_empty() => return Ok(None),
             Err(Fill::Deadline) => return Err(HeadError { status: 408, reason: "the request's head took too long" }),
         }
     }
-}
-
-/// Waits without a buffer. `false`: the idle time is over, or the process drains.
-async fn idle(core: &Core, client: &mut Client, deadline_ns: u64) -> bool {
-    if core.drain.is_set() {
-        return false;
-    }
-    let drained = core.drain.waiter();
-    client.socket.readable_unless(deadline_ns, |cx| drained.poll(cx)).await
 }
 
 /// A head nobody can serve: answered, then closed, because where it ends is not known.
@@ -161,9 +156,7 @@ async fn refuse_head(core: &Core, client: &mut Client, refused: HeadError) -> Af
     let mut out = take_buffer();
     let extra = Extra { headers: &headers, close: true, ..Extra::default() };
     respond::answer(&mut out, refused.status, request_id.as_str(), &body, extra);
-    let (result, out) = client.socket.write_all(out, LAST_WORDS_NS).await;
-    give_buffer(out);
-    if result.is_ok() { After::CloseGently } else { After::Close }
+    if client.socket.write_all(out, LAST_WORDS_NS).await.is_ok() { After::CloseGently } else { After::Close }
 }
 
 /// Whose envelope an answer on this path takes.

@@ -153,7 +153,7 @@ async fn turn_away(core: &Core, mut socket: Socket, open: Open) {
     let mut out = Vec::new();
     respond::answer(&mut out, fault.status(), request_id.as_str(), &body, Extra { close: true, ..Extra::default() });
     core.metrics.with(|numbers| *numbers.unjudged.entry(fault.status()).or_default() += 1);
-    if socket.write_all(out, 1_000_000_000).await.0.is_ok() {
+    if socket.write_all(out, 1_000_000_000).await.is_ok() {
         socket.close_gently(clock::mono_ns().saturating_add(1_000_000_000)).await;
     }
     drop(open);

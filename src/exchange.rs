@@ -5,7 +5,6 @@
 //! if it leaves the connection to the provider is closed at once.
 
 use std::ops::Range;
-use std::pin::pin;
 use std::rc::Rc;
 
 use io::clock;
@@ -143,7 +142,8 @@ async fn ask_once(
         life.row.attempts += 1;
         life.row.forwarded = true;
         life.sent = false;
-        if let Err(error) = send(client, &mut socket, &head, splice, call).await {
+        let begun = send(client, &mut socket, &head, splice, call).await;
+        if let Err(error) = &begun {
             if error.kind() == std::io::ErrorKind::ConnectionAborted {
                 break Failure::ClientGone;
             }
@@ -152,35 +152,33 @@ async fn ask_once(
             if error.kind() == std::io::ErrorKind::TimedOut || client.buf.len() < call.body.end {
                 break Failure::AnswerTimeout;
             }
-            // A provider may answer before it has read everything (413, 401) and close: that answer is the answer.
-            if let Ok(mut answer) = await_head(core, client, socket, EARLY_ANSWER_NS, client.head.method).await {
-                give_buffer(head);
-                answer.head.keep_alive = false;
-                life.first_byte();
-                return Ok(answer);
-            }
-            if reused {
-                forget_attempt(life);
-                fresh_only = true;
-                continue;
-            }
-            break Failure::NotSent(format!("{}: {error}", upstream.id));
         }
-        life.request_sent();
-        let sent_ns = clock::mono_ns();
-        match await_head(core, client, socket, upstream.first_byte_timeout_ns, client.head.method).await {
+        let begun_ns = clock::mono_ns();
+        match await_head(core, client, socket, begun.err(), upstream.first_byte_timeout_ns, life).await {
             Ok(answer) => {
                 give_buffer(head);
                 life.first_byte();
                 return Ok(answer);
             }
-            // Closed at once: it was closed before it saw the request. Closed after a while: it may have worked on it.
-            Err((Failure::NoAnswer, true)) if reused && clock::mono_ns().saturating_sub(sent_ns) < STALE_NS => {
-                forget_attempt(life);
-                fresh_only = true;
-            }
-            Err((failure, _)) => break failure,
+            Err(unanswered) => match unanswered.failure {
+                Failure::ClientGone => break Failure::ClientGone,
+                // It was closed before it saw the request.
+                _ if unanswered.unsent.is_some() && reused => forget_attempt(life),
+                failure => match unanswered.unsent {
+                    Some(error) => break Failure::NotSent(format!("{}: {error}", upstream.id)),
+                    // Closed at once: the same. Closed after a while: it may have worked on it.
+                    None if matches!(failure, Failure::NoAnswer)
+                        && unanswered.untouched
+                        && reused
+                        && clock::mono_ns().saturating_sub(begun_ns) < STALE_NS =>
+                    {
+                        forget_attempt(life);
+                    }
+                    None => break failure,
+                },
+            },
         }
+        fresh_only = true;
     };
     give_buffer(head);
     Err(failure)
@@ -260,6 +258,7 @@ fn append_query_without_our_keys(query: &[u8], out: &mut Vec<u8>) {
     }
 }
 
+/// Begins to send the request; a large body is sent to its end.
 async fn send(
     client: &mut Client,
     socket: &mut Socket,
@@ -278,16 +277,14 @@ async fn send(
             Some(splice) => splice.apply(body, &mut wire),
             None => wire.extend_from_slice(body),
         }
-        let (result, wire) = socket.write_all(wire, WRITE_STALL_NS).await;
-        give_buffer(wire);
-        return result;
+        return socket.send(wire, WRITE_STALL_NS).await;
     }
     // The option usually goes right behind the opening brace, and so with the head.
     let mut next = start;
     if let Some(splice) = splice {
         let (before, behind) = (start + splice.at.start, start + splice.at.end);
         if before - next > ONE_WRITE_MAX {
-            wire = send_head(socket, wire).await?;
+            socket.send(std::mem::take(&mut wire), WRITE_STALL_NS).await?;
             send_part(client, socket, next..before).await?;
         } else {
             wire.extend_from_slice(client.buf.get(next..before).unwrap_or_default());
@@ -295,15 +292,8 @@ async fn send(
         wire.extend_from_slice(splice.with.as_bytes());
         next = behind;
     }
-    give_buffer(send_head(socket, wire).await?);
+    socket.send(wire, WRITE_STALL_NS).await?;
     send_part(client, socket, next..end).await
-}
-
-/// Writes what lies in the buffer, and gives it back empty.
-async fn send_head(socket: &mut Socket, wire: Vec<u8>) -> std::io::Result<Vec<u8>> {
-    let (result, mut wire) = socket.write_all(wire, WRITE_STALL_NS).await;
-    wire.clear();
-    result.map(|()| wire)
 }
 
 /// Writes a part of the body, large enough for a slow provider to make it last: the caller is watched meanwhile. The
@@ -315,44 +305,69 @@ async fn send_part(client: &mut Client, socket: &mut Socket, part: Range<usize>)
     result
 }
 
-/// Waits for the answer's head, and watches the caller. The flag says that no byte of an answer was seen.
+/// Why no answer's head came.
+struct Unanswered {
+    failure: Failure,
+    /// No byte of an answer was seen.
+    untouched: bool,
+    /// The request did not leave whole.
+    unsent: Option<std::io::Error>,
+}
+
+/// Waits for the answer's head, while the request leaves, and watches the caller. A provider may answer before it has
+/// read everything (413, 401) and close: that answer is the answer.
 async fn await_head(
     core: &Core,
     client: &mut Client,
     mut socket: Socket,
+    mut unsent: Option<std::io::Error>,
     timeout_ns: u64,
-    method: Method,
-) -> Result<Answer, (Failure, bool)> {
+    life: &mut Life,
+) -> Result<Answer, Unanswered> {
     let limits = HeadLimits { head_bytes_max: ANSWER_HEAD_BYTES_MAX };
-    let deadline_ns = clock::mono_ns().saturating_add(timeout_ns);
-    let mut buf = Vec::new();
+    if unsent.is_none() && socket.is_flushed() {
+        life.request_sent();
+    }
+    let timeout_ns = if unsent.is_some() { EARLY_ANSWER_NS } else { timeout_ns };
+    let mut deadline_ns = clock::mono_ns().saturating_add(timeout_ns);
+    let mut buf = take_buffer();
     let mut head = core.take_answer_head();
-    loop {
-        if buf.capacity() == 0 {
-            buf = take_buffer();
-        }
-        let untouched = buf.is_empty();
+    let mut untouched = true;
+    let failure = loop {
         match read(client, &mut socket, &mut buf, deadline_ns).await {
-            Got::Bytes(_) => {}
-            Got::End | Got::Broken => return Err((Failure::NoAnswer, untouched)),
-            Got::ClientGone => return Err((Failure::ClientGone, untouched)),
-            Got::Deadline => return Err((Failure::AnswerTimeout, untouched)),
+            Got::Bytes(_) => untouched = false,
+            Got::Written(Ok(())) => {
+                life.request_sent();
+                continue;
+            }
+            Got::Written(Err(error)) => {
+                deadline_ns = clock::mono_ns().saturating_add(EARLY_ANSWER_NS);
+                unsent = Some(error);
+                continue;
+            }
+            Got::End | Got::Broken => break Failure::NoAnswer,
+            Got::ClientGone => break Failure::ClientGone,
+            Got::Deadline => break Failure::AnswerTimeout,
         }
-        match head.parse(&buf, &limits, method) {
+        match head.parse(&buf, &limits, client.head.method) {
             Ok(Some(head_len)) => {
+                head.keep_alive &= unsent.is_none();
                 return Ok(Answer { socket, buf, head, head_len, hides_usage: false });
             }
             Ok(None) => {}
-            Err(bad) => return Err((Failure::BadAnswer(bad.reason), false)),
+            Err(bad) => break Failure::BadAnswer(bad.reason),
         }
-    }
+    };
+    Err(Unanswered { failure, untouched, unsent })
 }
 
 /// What came of reading from the provider.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Got {
     /// That many bytes, behind those that were there.
     Bytes(usize),
+    /// The request has left, or cannot. The read goes on.
+    Written(std::io::Result<()>),
     /// It ended the connection.
     End,
     /// The connection broke.
@@ -366,14 +381,15 @@ pub enum Got {
 /// Reads from the provider, and notices when the caller leaves. Bytes the caller pipelines are kept. After anything but
 /// bytes the connection to the provider is of no further use, and the buffer may be gone with it.
 pub async fn read(client: &mut Client, socket: &mut Socket, buf: &mut Vec<u8>, deadline_ns: u64) -> Got {
-    let mut reading = pin!(socket.read(buf, READ_ROOM));
     loop {
-        match read_beside(reading.as_mut(), &mut client.socket, deadline_ns).await {
+        match read_beside(socket, buf, READ_ROOM, &mut client.socket, deadline_ns).await {
             Beside::Read(Ok(0)) => return Got::End,
             Beside::Read(Ok(count)) => return Got::Bytes(count),
             Beside::Read(Err(_)) => return Got::Broken,
+            Beside::Written(done) => return Got::Written(done),
             Beside::Deadline => return Got::Deadline,
-            Beside::Other => match client.socket.try_read(&mut client.buf, READ_ROOM).await {
+            Beside::OtherBroken => return Got::ClientGone,
+            Beside::Other => match client.socket.take_next(&mut client.buf, READ_ROOM) {
                 Ok(None) => {}
                 Ok(Some(count)) if count > 0 && client.buf.len().saturating_sub(client.end) < PIPELINED_BYTES_MAX => {}
                 // The end, a broken connection, or somebody who only fills our memory.

@@ -74,6 +74,9 @@ pub async fn relay(
     let content_encoding = head.fields.get(&buf, "content-encoding");
     let mut tap = AnswerTap::new(shape_of(life.row.endpoint), hides_usage, content_encoding);
     let mut decoder = BodyDecoder::new(head.framing);
+    if life.row.stream {
+        socket.expect_pieces();
+    }
     let mut from = head_len;
     let end = loop {
         let piece = buf.get_mut(from..).unwrap_or_default();
@@ -96,16 +99,16 @@ pub async fn relay(
         from = 0;
         buf.clear();
         if !out.is_empty() {
-            let (result, back) = client.socket.write_all(out, WRITE_STALL_NS).await;
-            out = back;
-            out.clear();
-            if result.is_err() {
+            // Begun, and the provider read at once: at most one piece waits here for a caller that reads slowly.
+            let begun = client.socket.send_piece(std::mem::take(&mut out), WRITE_STALL_NS).await;
+            if begun.is_err() {
                 break End::ClientGone;
             }
+            out = take_buffer();
         }
         let deadline_ns = clock::mono_ns().saturating_add(upstream.idle_timeout_ns);
         match exchange::read(client, &mut socket, &mut buf, deadline_ns).await {
-            Got::Bytes(_) => {}
+            Got::Bytes(_) | Got::Written(_) => {}
             Got::End if decoder.ends_at_close() => break End::WholeAtClose,
             Got::End | Got::Broken => break End::Cut,
             Got::ClientGone => break End::ClientGone,
@@ -155,14 +158,14 @@ pub async fn relay(
         give_buffer(out);
         return After::Close;
     }
-    let (result, out) = client.socket.write_all(out, WRITE_STALL_NS).await;
-    give_buffer(out);
     let keeps = keeps && client.buf.len() >= client.end; // a buffer that stayed with a driver took pipelined requests along
-    match (result, whole, keeps) {
-        (Ok(()), true, true) => After::KeepAlive,
-        (Ok(()), true, false) => After::CloseGently,
-        _ => After::Close,
+    if whole && keeps {
+        // The next request is waited for while this leaves.
+        let begun = client.socket.send(out, WRITE_STALL_NS).await;
+        return if begun.is_ok() { After::KeepAlive } else { After::Close };
     }
+    let written = client.socket.write_all(out, WRITE_STALL_NS).await;
+    if whole && written.is_ok() { After::CloseGently } else { After::Close }
 }
 
 /// The answer's head as the caller is to see it.

@@ -428,9 +428,7 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life:
     let extra = Extra { headers: &headers, without_body: client.head.method == Method::Head, close: !keeps };
     respond::answer(&mut out, status, id.as_str(), &bytes, extra);
     give_buffer(headers);
-    let (result, out) = client.socket.write_all(out, WRITE_STALL_NS).await;
-    give_buffer(out);
-    match result {
+    match client.socket.send(out, WRITE_STALL_NS).await {
         Err(_) => After::Close,
         Ok(()) if !keeps => After::CloseGently,
         Ok(()) if body_unread && !body::skip(client, head_len).await => After::CloseGently,

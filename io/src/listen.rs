@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 
 use socket2::{Domain, Protocol, Socket as RawSocket, Type};
 
-use crate::runtime::Socket;
+pub use crate::runtime::{Listener, StopAccepting};
 
 /// Connections that may wait to be accepted, per core.
 const BACKLOG: i32 = 4096;
@@ -36,52 +36,4 @@ fn socket(address: SocketAddr) -> io::Result<RawSocket> {
     socket.set_nonblocking(true)?;
     socket.set_cloexec(true)?;
     Ok(socket)
-}
-
-/// A core's listening socket.
-pub struct Listener {
-    inner: monoio::net::TcpListener,
-}
-
-impl Listener {
-    /// Takes a bound socket over, on the core that will accept from it.
-    pub fn new(listener: TcpListener) -> io::Result<Self> {
-        Ok(Listener { inner: monoio::net::TcpListener::from_std(listener)? })
-    }
-
-    /// Waits for the next caller. Awaited to its end: stopping goes through [`StopAccepting`].
-    pub async fn accept(&self, stop: &StopAccepting) -> io::Result<Socket> {
-        let (stream, _) = self.inner.cancelable_accept(stop.handle()).await?;
-        Ok(Socket::new(stream))
-    }
-}
-
-/// Ends a core's accept operation without dropping it.
-pub struct StopAccepting(std::cell::RefCell<Option<monoio::io::Canceller>>);
-
-impl Default for StopAccepting {
-    fn default() -> Self {
-        StopAccepting(std::cell::RefCell::new(Some(monoio::io::Canceller::new())))
-    }
-}
-
-impl StopAccepting {
-    fn handle(&self) -> monoio::io::CancelHandle {
-        match &*self.0.borrow() {
-            Some(canceller) => canceller.handle(),
-            None => {
-                let used_up = monoio::io::Canceller::new();
-                let handle = used_up.handle();
-                used_up.cancel();
-                handle
-            }
-        }
-    }
-
-    /// The accept in flight, and every later one, ends with `ECANCELED`.
-    pub fn stop(&self) {
-        if let Some(canceller) = self.0.borrow_mut().take() {
-            canceller.cancel();
-        }
-    }
 }

@@ -6,15 +6,16 @@
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{TcpListener as StdListener, TcpStream as StdStream};
-use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use io::clock::mono_ns;
 use io::doorbell::doorbell;
 use io::listen::{Listener, StopAccepting, bind_all};
 use io::runtime::{
-    Beside, ClientTls, DriverChoice, DriverKind, Event, Fill, ServerTls, Socket, read_beside, run_core, sleep, spawn,
+    Alarm, Beside, ClientTls, DriverChoice, DriverKind, Event, Fill, ServerTls, Socket, read_beside, run_core, sleep,
+    spawn,
 };
 use io::upstream::{Addresses, ConnectError, Pool, Target, connect};
 
@@ -82,26 +83,29 @@ fn a_read_waits_beside_another_socket_and_goes_on_after_its_news() {
     on_both_drivers(async || {
         let (mut first, mut far_first) = pair().await;
         let (mut second, mut far_second) = pair().await;
-        let mut got = Vec::new();
-        {
-            let mut reading = pin!(first.read(&mut got, 64));
-            let waited = read_beside(reading.as_mut(), &mut second, mono_ns() + 5_000_000).await;
-            assert!(matches!(waited, Beside::Deadline), "{waited:?}");
-            far_second.write_all(b"news").unwrap();
-            let waited = read_beside(reading.as_mut(), &mut second, u64::MAX).await;
-            assert!(matches!(waited, Beside::Other), "{waited:?}");
-            assert_eq!(second.fill(&mut Vec::new(), 64, u64::MAX).await.unwrap(), 4);
-            far_first.write_all(b"hello").unwrap();
-            let waited = read_beside(reading.as_mut(), &mut second, mono_ns() + 5 * SECOND_NS).await;
-            assert!(matches!(waited, Beside::Read(Ok(5))), "{waited:?}");
-        }
+        let (mut got, mut news) = (Vec::new(), Vec::new());
+        let waited = read_beside(&mut first, &mut got, 64, &mut second, mono_ns() + 5_000_000).await;
+        assert!(matches!(waited, Beside::Deadline), "{waited:?}");
+        far_second.write_all(b"news").unwrap();
+        let waited = read_beside(&mut first, &mut got, 64, &mut second, u64::MAX).await;
+        assert!(matches!(waited, Beside::Other), "{waited:?}");
+        assert_eq!(second.take_next(&mut news, 64).unwrap(), Some(4));
+        far_first.write_all(b"hello").unwrap();
+        let waited = read_beside(&mut first, &mut got, 64, &mut second, mono_ns() + 5 * SECOND_NS).await;
+        assert!(matches!(waited, Beside::Read(Ok(5))), "{waited:?}");
         assert_eq!(got, b"hello");
         // One way of reading and the other take turns on one connection.
         far_first.write_all(b"again").unwrap();
         assert_eq!(first.fill(&mut got, 64, mono_ns() + 5 * SECOND_NS).await.unwrap(), 5);
         far_first.write_all(b"!").unwrap();
-        assert_eq!(first.read(&mut got, 64).await.unwrap(), 1);
+        let waited = read_beside(&mut first, &mut got, 64, &mut second, mono_ns() + 5 * SECOND_NS).await;
+        assert!(matches!(waited, Beside::Read(Ok(1))), "{waited:?}");
         assert_eq!(got, b"helloagain!");
+        drop(far_second);
+        let waited = read_beside(&mut first, &mut got, 64, &mut second, mono_ns() + 5 * SECOND_NS).await;
+        assert!(matches!(waited, Beside::Other), "{waited:?}");
+        assert_eq!(second.take_next(&mut news, 64).unwrap(), Some(0), "its end");
+        assert_eq!(news, b"news");
     });
 }
 
@@ -111,14 +115,142 @@ fn a_read_that_is_given_up_with_its_connection_closes_it_at_once() {
         let (mut socket, mut far) = pair().await;
         let (mut other, _far_other) = pair().await;
         let ended = std::thread::spawn(move || far.read(&mut [0; 1]).unwrap());
-        let mut got = Vec::new();
-        let waited = read_beside(pin!(socket.read(&mut got, 64)), &mut other, mono_ns() + 5_000_000).await;
+        let waited = read_beside(&mut socket, &mut Vec::new(), 64, &mut other, mono_ns() + 5_000_000).await;
         assert!(matches!(waited, Beside::Deadline), "{waited:?}");
         drop(socket);
         while !ended.is_finished() {
             sleep(Duration::from_millis(1)).await; // the core must go on running for the close to be submitted
         }
         assert_eq!(ended.join().unwrap(), 0);
+    });
+}
+
+/// Longer than a buffer waits for a silent peer.
+const SILENCE_NS: u64 = 1_300_000_000;
+
+#[test]
+fn a_silent_peer_holds_no_buffer_and_loses_no_byte() {
+    on_both_drivers(async || {
+        for _ in 0..2 {
+            let (mut socket, mut far) = pair().await;
+            let mut got = Vec::new();
+            far.write_all(b"one ").unwrap();
+            assert_eq!(socket.next(&mut got, u64::MAX, |_| Poll::Pending).await.unwrap(), 4);
+            // The read ahead is called off on the way, and the silence waited for without one.
+            let waited = socket.next(&mut got, mono_ns() + SILENCE_NS, |_| Poll::Pending).await;
+            assert!(matches!(waited, Err(Fill::Deadline)), "{waited:?}");
+            far.write_all(b"two").unwrap();
+            assert_eq!(socket.next(&mut got, mono_ns() + 5 * SECOND_NS, |_| Poll::Pending).await.unwrap(), 3);
+            assert_eq!(got, b"one two");
+        }
+    });
+}
+
+#[test]
+fn bytes_that_race_the_end_of_a_read_ahead_are_kept() {
+    on_both_drivers(async || {
+        // Many at once, so that for some of them the bytes are faster and for others the calling off.
+        let done = Rc::new(RefCell::new(0));
+        for n in 0..64_u64 {
+            let (mut socket, mut far) = pair().await;
+            let done = done.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_nanos(1_000_000_000 + (n % 16) * 250_000));
+                far.write_all(&n.to_be_bytes()).unwrap();
+                let _ = far.read(&mut [0; 1]);
+            });
+            spawn(
+                async move {
+                    let mut got = Vec::new();
+                    while got.len() < 8 {
+                        let deadline_ns = mono_ns() + 5 * SECOND_NS;
+                        socket.next(&mut got, deadline_ns, |_| Poll::Pending).await.unwrap();
+                    }
+                    assert_eq!(got, n.to_be_bytes());
+                    *done.borrow_mut() += 1;
+                },
+                || (),
+            );
+        }
+        let deadline = mono_ns() + 10 * SECOND_NS;
+        while *done.borrow() < 64 && mono_ns() < deadline {
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(*done.borrow(), 64);
+    });
+}
+
+#[test]
+fn a_write_goes_on_while_the_next_bytes_are_waited_for() {
+    on_both_drivers(async || {
+        let (mut socket, mut far) = pair().await;
+        let bytes: Vec<u8> = (0..8_000_000_u32).map(|n| (n % 251) as u8).collect();
+        let expected = bytes.clone();
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![0; 8_000_000];
+            far.read_exact(&mut all).unwrap();
+            far.write_all(b"thanks").unwrap();
+            far.read_to_end(&mut all).unwrap();
+            all
+        });
+        socket.send(bytes, SECOND_NS).await.unwrap();
+        assert!(!socket.is_flushed(), "more than the kernel takes at once");
+        let mut got = Vec::new();
+        while got.len() < 6 {
+            socket.next(&mut got, mono_ns() + 20 * SECOND_NS, |_| Poll::Pending).await.unwrap();
+        }
+        assert!(socket.is_flushed());
+        // The next write waits for the one before it; none overtakes another.
+        socket.send(b" and".to_vec(), SECOND_NS).await.unwrap();
+        socket.send(b" more".to_vec(), SECOND_NS).await.unwrap();
+        socket.flush(SECOND_NS).await.unwrap();
+        drop(socket);
+        while !reader.is_finished() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let all = reader.join().unwrap();
+        assert!(all[..8_000_000] == expected[..] && &all[8_000_000..] == b" and more");
+    });
+}
+
+#[test]
+fn a_wait_that_is_given_up_leaves_the_write_to_be_flushed() {
+    on_both_drivers(async || {
+        let (mut socket, mut far) = pair().await;
+        socket.send(vec![7; 8_000_000], SECOND_NS).await.unwrap();
+        let waited = socket.next(&mut Vec::new(), u64::MAX, |_| Poll::Ready(())).await;
+        assert!(matches!(waited, Err(Fill::Deadline)), "{waited:?}");
+        assert!(!socket.is_flushed());
+        let reader = std::thread::spawn(move || std::io::copy(&mut far, &mut std::io::sink()).unwrap());
+        socket.flush(5 * SECOND_NS).await.unwrap();
+        socket.close_gently(mono_ns() + 5 * SECOND_NS).await;
+        assert_eq!(reader.join().unwrap(), 8_000_000);
+    });
+}
+
+#[test]
+fn a_write_to_a_peer_that_is_gone_ends_the_wait_for_its_next_bytes() {
+    on_both_drivers(async || {
+        let (mut socket, far) = pair().await;
+        socket2::SockRef::from(&far).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(far); // a reset
+        let _ = socket.send(vec![7; 1 << 20], SECOND_NS).await;
+        let waited = socket.next(&mut Vec::new(), mono_ns() + 5 * SECOND_NS, |_| Poll::Pending).await;
+        assert!(matches!(waited, Err(Fill::Broken(_)) | Ok(0)), "{waited:?}");
+    });
+}
+
+#[test]
+fn an_end_that_came_with_the_last_bytes_is_seen() {
+    on_both_drivers(async || {
+        let (mut socket, mut far) = pair().await;
+        far.write_all(b"bye").unwrap();
+        drop(far);
+        let mut got = Vec::new();
+        sleep(Duration::from_millis(5)).await; // both have come before the first read
+        assert_eq!(socket.fill(&mut got, 64, mono_ns() + 5 * SECOND_NS).await.unwrap(), 3);
+        assert_eq!(socket.fill(&mut got, 64, mono_ns() + 5 * SECOND_NS).await.unwrap(), 0);
+        assert!(socket.has_news());
     });
 }
 
@@ -133,7 +265,7 @@ fn a_wait_ends_once_for_each_piece_that_comes_and_not_before() {
             far.write_all(b"x").unwrap();
             assert!(socket.readable(mono_ns() + 5 * SECOND_NS).await);
             assert!(socket.has_news());
-            assert_eq!(socket.try_read(&mut got, 64).await.unwrap(), Some(1));
+            assert_eq!(socket.take_next(&mut got, 64).unwrap(), Some(1));
             assert!(!socket.has_news());
         }
     });
@@ -160,7 +292,7 @@ fn a_write_ends_when_the_one_it_is_for_has_left() {
 fn a_reader_that_takes_nothing_ends_the_write() {
     on_both_drivers(async || {
         let (mut socket, _far) = pair().await;
-        let (result, _) = socket.write_all(vec![7; 64 << 20], 50_000_000).await;
+        let result = socket.write_all(vec![7; 64 << 20], 50_000_000).await;
         assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
     });
 }
@@ -175,9 +307,11 @@ fn a_large_write_arrives_whole() {
             all
         });
         let bytes: Vec<u8> = (0..8_000_000_u32).map(|n| (n % 251) as u8).collect();
-        let (result, back) = socket.write_all(bytes.clone(), 5 * SECOND_NS).await;
+        let (mut asker, _far_asker) = pair().await;
+        let (result, back) = socket.write_part_for(bytes.clone(), 0..4_000_000, 5 * SECOND_NS, &mut asker).await;
         result.unwrap();
-        assert_eq!(back, bytes, "the buffer comes back");
+        assert!(back == bytes, "the buffer comes back");
+        socket.write_all(back[4_000_000..].to_vec(), 5 * SECOND_NS).await.unwrap();
         drop(socket);
         // The core must go on running for the close to be submitted.
         while !reader.is_finished() {
@@ -246,7 +380,7 @@ fn the_pool_gives_back_what_is_open_and_drops_what_is_closed() {
         let (mut far, _) = listener.accept().unwrap();
         pool.give(socket);
         let mut socket = pool.take().expect("still open");
-        socket.write_all(b"hello".to_vec(), SECOND_NS).await.0.unwrap();
+        socket.write_all(b"hello".to_vec(), SECOND_NS).await.unwrap();
         let mut got = [0; 5];
         far.read_exact(&mut got).unwrap();
         pool.give(socket);
@@ -290,6 +424,45 @@ fn an_event_wakes_all_who_wait() {
         event.set();
         sleep(Duration::from_millis(2)).await;
         assert_eq!(*woken.borrow(), 10);
+    });
+}
+
+#[test]
+fn alarms_ring_in_their_order_and_none_before_its_time() {
+    on_both_drivers(async || {
+        let rung = Rc::new(RefCell::new(Vec::new()));
+        for ms in [9_u64, 3, 40, 6, 3] {
+            let rung = rung.clone();
+            let deadline_ns = mono_ns() + ms * 1_000_000;
+            spawn(
+                async move {
+                    let mut alarm = Alarm::default();
+                    // Set for later, moved to earlier, asked for later again: it is the last word that counts.
+                    std::future::poll_fn(|cx| {
+                        assert!(alarm.poll_at(cx, deadline_ns + SECOND_NS).is_pending());
+                        let _ = alarm.poll_at(cx, deadline_ns - 2_000_000);
+                        Poll::Ready(())
+                    })
+                    .await;
+                    std::future::poll_fn(|cx| alarm.poll_at(cx, deadline_ns)).await;
+                    assert!(mono_ns() >= deadline_ns);
+                    rung.borrow_mut().push(ms);
+                },
+                || (),
+            );
+        }
+        let mut given_up = Alarm::default();
+        std::future::poll_fn(|cx| {
+            let _ = given_up.poll_at(cx, mono_ns() + 1_000_000);
+            Poll::Ready(())
+        })
+        .await;
+        drop(given_up);
+        let deadline = mono_ns() + 5 * SECOND_NS;
+        while rung.borrow().len() < 5 && mono_ns() < deadline {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(*rung.borrow(), [3, 3, 6, 9, 40]);
     });
 }
 
@@ -347,7 +520,7 @@ fn tls_carries_requests_both_ways_and_refuses_a_stranger() {
                             return;
                         }
                     }
-                    socket.write_all(all, 5 * SECOND_NS).await.0.unwrap();
+                    socket.write_all(all, 5 * SECOND_NS).await.unwrap();
                     socket.close_gently(mono_ns() + SECOND_NS).await;
                 },
                 || (),
@@ -359,7 +532,7 @@ fn tls_carries_requests_both_ways_and_refuses_a_stranger() {
             assert_eq!(connected.is_ok(), welcome);
             let Ok(mut socket) = connected else { continue };
             let bytes: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
-            socket.write_all(bytes.clone(), 5 * SECOND_NS).await.0.unwrap();
+            socket.write_all(bytes.clone(), 5 * SECOND_NS).await.unwrap();
             let mut back = Vec::new();
             loop {
                 match socket.fill(&mut back, 16 * 1024, mono_ns() + 5 * SECOND_NS).await {

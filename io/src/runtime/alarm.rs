@@ -1,53 +1,160 @@
-//! One lazy timer per waiter.
+//! One lazy alarm per waiter, and one timer per core.
 //!
-//! Arming and dropping a timer costs about 80 ns, and nearly every wait ends before its deadline. An alarm
-//! therefore keeps the timer it armed last: when a later deadline is asked for, the old timer simply fires early
-//! and is moved then. A request that meets its deadlines touches the timer wheel once or not at all.
+//! Nearly every wait ends before its deadline. An alarm therefore stays set for the deadline it was asked for first: when
+//! a later one is asked for, it rings early and is moved then. A request that meets its deadlines sets an alarm once a
+//! second or not at all. monoio's timer takes 640 bytes and a place in its wheel; an alarm takes a seat here, and one
+//! task of the core sleeps until the earliest is due.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+use smallvec::SmallVec;
 
 use crate::clock;
 
-/// A timer that is armed as rarely as possible. Deadlines are monotonic nanoseconds ([`clock::mono_ns`]).
+thread_local! {
+    static BOARD: RefCell<Board> = RefCell::new(Board::default());
+}
+
+/// The alarms of one core.
+#[derive(Default)]
+struct Board {
+    /// When each set alarm is due, by monotonic ns and seat.
+    due: BTreeSet<(u64, usize)>,
+    seats: Vec<Seat>,
+    free: Vec<usize>,
+    /// The task that sleeps until the earliest, and until when.
+    keeper: Option<(Waker, u64)>,
+}
+
+#[derive(Default)]
+struct Seat {
+    waiting: Option<Waker>,
+    has_rung: bool,
+}
+
+impl Board {
+    fn set(&mut self, seat: usize, at_ns: u64) {
+        self.seats[seat].has_rung = false;
+        self.due.insert((at_ns, seat));
+        if let Some((keeper, until_ns)) = &self.keeper
+            && at_ns < *until_ns
+        {
+            keeper.wake_by_ref();
+        }
+    }
+
+    /// Takes the alarms that are due; gives who is to be woken, and when the next one is due.
+    fn ring(&mut self, now_ns: u64) -> (SmallVec<[Waker; 8]>, u64) {
+        let mut woken = SmallVec::new();
+        loop {
+            match self.due.first().copied() {
+                Some((at_ns, seat)) if at_ns <= now_ns => {
+                    self.due.pop_first();
+                    self.seats[seat].has_rung = true;
+                    woken.extend(self.seats[seat].waiting.take());
+                }
+                next => return (woken, next.map_or(u64::MAX, |(at_ns, _)| at_ns)),
+            }
+        }
+    }
+}
+
+/// Keeps this core's alarms; to be called inside its runtime, once.
+pub(super) fn start() {
+    BOARD.set(Board::default()); // a runtime before this one on the same thread took its tasks with it
+    monoio::spawn(async {
+        let mut sleep = pin!(monoio::time::sleep(Duration::ZERO));
+        poll_fn(|cx| {
+            loop {
+                let (woken, next_ns) = BOARD.with_borrow_mut(|board| {
+                    let (woken, next_ns) = board.ring(clock::mono_ns());
+                    board.keeper = Some((cx.waker().clone(), next_ns));
+                    (woken, next_ns)
+                });
+                woken.into_iter().for_each(Waker::wake);
+                if next_ns == u64::MAX {
+                    return Poll::<()>::Pending;
+                }
+                sleep.as_mut().reset(monoio::time::Instant::from_std(clock::instant_at(next_ns)));
+                if sleep.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await;
+    });
+}
+
+/// An alarm that is set as rarely as possible. Deadlines are monotonic nanoseconds ([`clock::mono_ns`]).
 #[derive(Default)]
 pub struct Alarm {
-    sleep: Option<Pin<Box<monoio::time::Sleep>>>,
-    armed_for_ns: u64,
+    seat: Option<usize>,
+    /// What the board has, as long as it has not rung.
+    set_for_ns: u64,
 }
 
 impl Alarm {
     /// Ready once `deadline_ns` has passed by the clock; otherwise wakes the task then, at most 1 ms late
-    /// (the wheel's grain).
+    /// (the timer's grain).
     pub fn poll_at(&mut self, cx: &mut Context<'_>, deadline_ns: u64) -> Poll<()> {
         if deadline_ns == u64::MAX {
             return Poll::Pending;
         }
-        if self.sleep.is_none() || self.armed_for_ns > deadline_ns {
-            self.arm(deadline_ns);
-        }
-        loop {
-            let sleep = self.sleep.as_mut().expect("armed three lines up");
-            if sleep.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
+        BOARD.with_borrow_mut(|board| {
+            let seat = match self.seat {
+                Some(seat) => {
+                    if board.seats[seat].has_rung {
+                        if clock::mono_ns() >= deadline_ns {
+                            return Poll::Ready(());
+                        }
+                        self.set(board, seat, deadline_ns);
+                    } else if self.set_for_ns > deadline_ns {
+                        board.due.remove(&(self.set_for_ns, seat));
+                        self.set(board, seat, deadline_ns);
+                    }
+                    seat
+                }
+                None => {
+                    let seat = board.free.pop().unwrap_or_else(|| {
+                        board.seats.push(Seat::default());
+                        board.seats.len() - 1
+                    });
+                    self.seat = Some(seat);
+                    self.set(board, seat, deadline_ns);
+                    seat
+                }
+            };
+            match &mut board.seats[seat].waiting {
+                Some(waker) => waker.clone_from(cx.waker()),
+                empty => *empty = Some(cx.waker().clone()),
             }
-            if clock::mono_ns() >= deadline_ns {
-                self.sleep = None;
-                return Poll::Ready(());
-            }
-            self.arm(deadline_ns);
-        }
+            Poll::Pending
+        })
     }
 
-    fn arm(&mut self, deadline_ns: u64) {
-        let at = monoio::time::Instant::from_std(clock::instant_at(deadline_ns));
-        match self.sleep.as_mut() {
-            Some(sleep) => sleep.as_mut().reset(at),
-            None => self.sleep = Some(Box::pin(monoio::time::sleep_until(at))),
-        }
-        self.armed_for_ns = deadline_ns;
+    fn set(&mut self, board: &mut Board, seat: usize, at_ns: u64) {
+        self.set_for_ns = at_ns;
+        board.set(seat, at_ns);
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        let Some(seat) = self.seat else { return };
+        // A thread that ends may have lost its board already.
+        let _ = BOARD.try_with(|board| {
+            let mut board = board.borrow_mut();
+            board.due.remove(&(self.set_for_ns, seat));
+            if let Some(left) = board.seats.get_mut(seat) {
+                *left = Seat::default();
+                board.free.push(seat);
+            }
+        });
     }
 }
 

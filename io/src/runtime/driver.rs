@@ -104,7 +104,10 @@ where
                 Ok(mut runtime) => {
                     ON_EPOLL.set(false);
                     let in_use = DriverInUse { kind: DriverKind::IoUring, setup, refused };
-                    return Ok(runtime.block_on(async { main(in_use).await }));
+                    return Ok(runtime.block_on(async {
+                        super::alarm::start();
+                        main(in_use).await
+                    }));
                 }
                 Err(reason) => refused.push(format!("{setup}: {reason}")),
             }
@@ -116,5 +119,9 @@ where
     let mut runtime = RuntimeBuilder::<LegacyDriver>::new().enable_timer().build().map_err(DriverError::Epoll)?;
     ON_EPOLL.set(true);
     let in_use = DriverInUse { kind: DriverKind::Epoll, setup: "epoll", refused };
-    Ok(runtime.block_on(async { main(in_use).await }))
+    runtime.block_on(async {
+        super::alarm::start();
+        super::epoll::start().map_err(DriverError::Epoll)?;
+        Ok(main(in_use).await)
+    })
 }

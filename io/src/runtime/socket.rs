@@ -1,309 +1,462 @@
-//! A TCP connection, plain or TLS, that waits for readiness and then reads.
+//! A TCP connection, plain or TLS, whose reads and writes are begun by one call and ended by another.
 //!
-//! See [`super`] for why. A socket keeps at most one readiness watch; whoever asks next (the idle wait, the
-//! client-gone detection beside an upstream wait, the next read) takes the same one over, so that a request costs
-//! one poll operation and one receive on each side.
+//! A write is begun and what comes next is waited for at once: the kernel gets both with one call, and the task wakes
+//! for the answer, not for the write. What a peer sends unasked (the next request, or its end) is read ahead into a
+//! buffer of the socket's own; whoever watches the peer and whoever reads it next take the same read over. A peer that
+//! stays silent for a second is watched without a buffer.
 
-use std::cell::UnsafeCell;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
-use std::pin::{Pin, pin};
-use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::{Context, Poll, ready};
 
-use monoio::buf::{IoBuf, IoBufMut};
-use monoio::io::{AsyncReadRent, AsyncWriteRent};
-use monoio::net::TcpStream;
+use socket2::SockRef;
 
-use super::driver::on_epoll;
+use super::stream::{PIECE_BYTES, Stream};
 use super::tls::Session;
-use super::{Alarm, ClientTls, ServerTls, give_buffer, take_buffer};
+use super::{Alarm, ClientTls, ServerTls, give_buffer};
 use crate::clock;
 
 /// How a wait for bytes ended without any.
 #[derive(Debug)]
 pub enum Fill {
-    /// The deadline passed first.
+    /// The deadline passed first, or what was waited for was given up.
     Deadline,
     /// The connection broke.
     Broken(io::Error),
 }
 
-/// How a read ended that was waited for beside another socket.
+/// What happened first while one socket was read beside another.
 #[derive(Debug)]
 pub enum Beside {
-    /// The read is done: that many bytes were appended, 0 at the peer's end.
+    /// That many bytes were appended, 0 at the peer's end; or the connection broke.
     Read(io::Result<usize>),
-    /// The other socket is readable (data, end or error). The read goes on.
+    /// What was begun to be written on the socket has left it, or cannot.
+    Written(io::Result<()>),
+    /// The other socket has something: [`Socket::take_next`] says what.
     Other,
-    /// Neither happened before the deadline. The read goes on.
+    /// The other socket takes no more bytes.
+    OtherBroken,
+    /// None of this before the deadline.
     Deadline,
 }
 
 /// One connection of one core.
 pub struct Socket {
-    stream: Rc<UnsafeCell<TcpStream>>,
+    stream: Stream,
     tls: Option<Box<Session>>,
-    watch: Option<Pin<Box<dyn Future<Output = io::Result<()>>>>>,
-    /// A watch ended and nobody has read since.
-    ready: bool,
-    /// The TLS session may hold plain bytes that no readiness of the socket will announce.
+    /// The TLS session may hold plain bytes that no read of the socket will bring.
     plain_left: bool,
+    next: Next,
+    /// What was read ahead: plain bytes, or a TLS session's raw ones.
+    ahead: Vec<u8>,
+    /// What is being written, and which part of it has not left. Empty while the kernel has it.
+    out: Vec<u8>,
+    unsent: Range<usize>,
+    /// What the TLS session wants to say after that.
+    afterwards: Vec<u8>,
+    /// The buffer of the write is wanted back.
+    keeps_out: bool,
     alarm: Alarm,
 }
 
+/// What the peer sends unasked.
+enum Next {
+    /// Nobody has asked.
+    Unasked,
+    /// The kernel has the buffer; silence is waited for without one from then on (monotonic ns).
+    Reading { until_ns: u64 },
+    /// The kernel is to give the buffer back.
+    CallingOff,
+    /// Watched without a buffer.
+    Watching,
+    /// Bytes are here, or the end.
+    Here(io::Result<usize>),
+}
+
 impl Socket {
-    /// Takes a connected stream over. Small writes leave at once (no Nagle).
-    pub(crate) fn new(stream: TcpStream) -> Self {
+    /// Takes a connection over. Small writes leave at once (no Nagle).
+    pub(super) fn new(stream: Stream) -> Self {
+        let socket = Socket {
+            stream,
+            tls: None,
+            plain_left: false,
+            next: Next::Unasked,
+            ahead: Vec::new(),
+            out: Vec::new(),
+            unsent: 0..0,
+            afterwards: Vec::new(),
+            keeps_out: false,
+            alarm: Alarm::default(),
+        };
         // Failing to set it costs latency, never correctness.
-        let _ = stream.set_nodelay(true);
-        let stream = Rc::new(UnsafeCell::new(stream));
-        Socket { stream, tls: None, watch: None, ready: false, plain_left: false, alarm: Alarm::default() }
+        let _ = SockRef::from(&socket).set_tcp_nodelay(true);
+        socket
+    }
+
+    /// Takes a socket over that connects, and waits until it has. `TimedOut` at the deadline.
+    pub(crate) async fn connected(tcp: TcpStream, deadline_ns: u64) -> io::Result<Self> {
+        let mut socket = Self::new(Stream::new(tcp)?);
+        let Socket { stream, alarm, .. } = &mut socket;
+        let in_time = poll_fn(|cx| match stream.poll_writable(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending => alarm.poll_at(cx, deadline_ns).map(|()| false),
+        });
+        if !in_time.await {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let failed = SockRef::from(&socket).take_error()?;
+        failed.map_or(Ok(socket), Err)
     }
 
     /// The peer's address, for logs.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.stream_ref().peer_addr().ok()
+        SockRef::from(self).peer_addr().ok()?.as_socket()
     }
 
-    fn stream_ref(&self) -> &TcpStream {
-        // SAFETY: one core, and the only `&mut` below lives inside a single method call of this socket.
-        unsafe { &*self.stream.get() }
+    // Reading what was asked for.
+
+    /// Appends at most `room` bytes of what comes; 0 is the peer's end. While it is pending the kernel may have the
+    /// buffer: **who stops polling before it is ready gives up the connection**.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut Vec<u8>, room: usize) -> Poll<io::Result<usize>> {
+        if self.tls.is_none() && matches!(self.next, Next::Unasked) {
+            return self.stream.poll_read(cx, into, room);
+        }
+        loop {
+            ready!(self.poll_next(cx));
+            if let Some(count) = self.take_next(into, room)? {
+                return Poll::Ready(Ok(count));
+            }
+        }
     }
 
-    #[allow(clippy::mut_from_ref)]
-    fn stream_mut(&self) -> &mut TcpStream {
-        // SAFETY: as above; monoio takes `&mut` by convention only, the watch holds its own handle on the descriptor
-        // and touches nothing else of the stream.
-        unsafe { &mut *self.stream.get() }
+    /// Waits for bytes and appends at most `room` of them. `Ok(0)` is the peer's end. May be given up: nothing is lost.
+    pub async fn fill(&mut self, into: &mut Vec<u8>, room: usize, deadline_ns: u64) -> Result<usize, Fill> {
+        while self.tls.is_none() && matches!(self.next, Next::Unasked) {
+            // Straight into the caller's buffer, and only once the bytes are there.
+            let wait = poll_fn(|cx| match self.stream.poll_readable(cx) {
+                Poll::Ready(()) => Poll::Ready(Ok(())),
+                Poll::Pending => self.alarm.poll_at(cx, deadline_ns).map(|()| Err(Fill::Deadline)),
+            });
+            wait.await?;
+            let read = poll_fn(|cx| self.stream.poll_read_now(cx, into, room));
+            if let Some(count) = read.await.map_err(Fill::Broken)? {
+                return Ok(count);
+            }
+        }
+        self.next(into, deadline_ns, |_| Poll::Pending).await
     }
 
-    /// Ready when a read will not wait: data, the end, an error, or plain bytes left inside the TLS session.
-    pub fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.ready || self.plain_left {
+    // Reading what comes unasked.
+
+    /// Ready when [`Socket::take_next`] has something to give: bytes, the peer's end, or an error. May be given up.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.plain_left {
             return Poll::Ready(());
         }
-        let stream = &self.stream;
-        let watch = self.watch.get_or_insert_with(|| Box::pin(watch(stream.clone())));
-        // An error of the watch itself shows again, with its reason, in the read that follows.
-        if watch.as_mut().poll(cx).is_pending() {
-            return Poll::Pending;
+        loop {
+            match &mut self.next {
+                Next::Here(_) => return Poll::Ready(()),
+                Next::Unasked => {
+                    let until_ns = clock::mono_ns().saturating_add(READ_AHEAD_NS);
+                    self.next = Next::Reading { until_ns };
+                }
+                Next::Watching => {
+                    ready!(self.stream.poll_readable(cx));
+                    self.next = Next::Unasked;
+                }
+                Next::Reading { .. } | Next::CallingOff => {
+                    let was_called_off = matches!(self.next, Next::CallingOff);
+                    match ready!(self.stream.poll_read_ahead(cx, &mut self.ahead, AHEAD_ROOM)) {
+                        Err(error) if was_called_off && error.raw_os_error() == Some(libc::ECANCELED) => {
+                            give_buffer(std::mem::take(&mut self.ahead));
+                            self.stream.rest();
+                            self.next = Next::Watching;
+                        }
+                        result => self.next = Next::Here(result),
+                    }
+                }
+            }
         }
-        self.watch = None;
-        self.ready = true;
-        Poll::Ready(())
     }
 
-    /// Waits until a read will not wait. `false`: the deadline (monotonic ns, `u64::MAX` = never) passed first.
+    /// Waits until something came, the peer ended or the connection broke. `false`: the deadline (monotonic ns,
+    /// `u64::MAX` = never) passed first. May be given up.
     pub async fn readable(&mut self, deadline_ns: u64) -> bool {
-        poll_fn(|cx| {
-            if self.poll_readable(cx).is_ready() {
-                return Poll::Ready(true);
-            }
-            self.alarm.poll_at(cx, deadline_ns).map(|()| false)
+        poll_fn(|cx| match self.poll_next(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending => self.poll_alarm(cx, deadline_ns).map(|()| false),
         })
         .await
     }
 
-    /// Like [`Socket::readable`], and also `false` when `given_up` is ready first.
-    pub async fn readable_unless(&mut self, deadline_ns: u64, given_up: impl Fn(&mut Context<'_>) -> Poll<()>) -> bool {
-        poll_fn(|cx| {
-            if self.poll_readable(cx).is_ready() {
-                return Poll::Ready(true);
-            }
-            if given_up(cx).is_ready() {
-                return Poll::Ready(false);
-            }
-            self.alarm.poll_at(cx, deadline_ns).map(|()| false)
-        })
-        .await
-    }
-
-    /// Reads what is there, after readiness: `None` when it was only part of a TLS record, `Some(0)` at the end.
-    /// At most `room` bytes are appended.
-    pub async fn try_read(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<Option<usize>> {
+    /// Appends what came: at most `room` bytes of it, or as many as were read ahead. `Some(0)` at the peer's end, `None`
+    /// when it was nothing yet: not asked for, or part of a TLS record.
+    pub fn take_next(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<Option<usize>> {
         if self.tls.is_some() {
-            // Boxed: a plain connection must not carry the state of a TLS one.
-            return Box::pin(self.try_read_tls(into, room)).await;
+            return self.take_next_tls(into, room);
         }
-        self.ready = false;
-        read_raw(self.stream_mut(), into, room).await.map(Some)
+        let Next::Here(result) = std::mem::replace(&mut self.next, Next::Unasked) else { return Ok(None) };
+        let ahead = std::mem::take(&mut self.ahead);
+        if into.is_empty() {
+            give_buffer(std::mem::replace(into, ahead));
+        } else {
+            into.extend_from_slice(&ahead);
+            give_buffer(ahead);
+        }
+        result.map(Some)
     }
 
-    async fn try_read_tls(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<Option<usize>> {
+    fn take_next_tls(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<Option<usize>> {
         let Some(session) = self.tls.as_mut() else { return Ok(None) };
         if let Some(count) = session.open(into, room)? {
             self.plain_left = count > 0 && session.has_more();
             return Ok(Some(count));
         }
         self.plain_left = false;
-        if !self.ready {
+        if !matches!(self.next, Next::Here(_)) {
             return Ok(None);
         }
-        self.ready = false;
-        let mut raw = take_buffer();
-        let got = read_raw(self.stream_mut(), &mut raw, RAW_ROOM).await;
-        let Some(session) = self.tls.as_mut() else { return Ok(None) };
-        let opened = got.and_then(|_| session.receive(&raw)).and_then(|()| session.open(into, room));
+        let Next::Here(result) = std::mem::replace(&mut self.next, Next::Unasked) else { return Ok(None) };
+        let raw = std::mem::take(&mut self.ahead);
+        let opened = result.and_then(|_| session.receive(&raw)).and_then(|()| session.open(into, room));
         give_buffer(raw);
-        let mut out = Vec::new();
-        session.drain_into(&mut out)?;
-        self.write_raw(out, STALL_NS).await.0?;
-        self.plain_left = matches!(opened, Ok(Some(count)) if count > 0)
-            && self.tls.as_mut().is_some_and(|session| session.has_more());
+        session.drain_into(&mut self.afterwards)?; // leaves with the next write or wait
+        self.plain_left = matches!(opened, Ok(Some(count)) if count > 0) && session.has_more();
         opened
     }
 
-    /// Waits for bytes and appends at most `room` of them. `Ok(0)` is the peer's end.
-    pub async fn fill(&mut self, into: &mut Vec<u8>, room: usize, deadline_ns: u64) -> Result<usize, Fill> {
+    /// Waits for what the peer sends unasked and appends it. `Ok(0)` is the peer's end. What was begun to be written
+    /// goes on meanwhile, and its failure ends the wait. `Deadline`: the deadline passed or `given_up` was ready first.
+    pub async fn next(
+        &mut self,
+        into: &mut Vec<u8>,
+        deadline_ns: u64,
+        given_up: impl Fn(&mut Context<'_>) -> Poll<()>,
+    ) -> Result<usize, Fill> {
         loop {
-            if !self.readable(deadline_ns).await {
-                return Err(Fill::Deadline);
-            }
-            match self.try_read(into, room).await {
-                Ok(Some(count)) => return Ok(count),
-                Ok(None) => {}
-                Err(error) => return Err(Fill::Broken(error)),
-            }
-        }
-    }
-
-    /// Reads what comes next and appends at most `room` bytes of it; 0 is the peer's end. Waits for it in the kernel:
-    /// one operation less than readiness and then a read, at the price that **who drops it before it is done gives up
-    /// the connection**, because bytes and buffer may be lost with it.
-    pub async fn read(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<usize> {
-        if self.tls.is_some() {
-            return Box::pin(self.read_tls(into, room)).await;
-        }
-        self.watch = None; // it would tell of bytes that this read takes
-        self.ready = false;
-        read_raw(self.stream_mut(), into, room).await
-    }
-
-    async fn read_tls(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<usize> {
-        loop {
-            self.readable(u64::MAX).await;
-            if let Some(count) = self.try_read_tls(into, room).await? {
+            poll_fn(|cx| {
+                if let Poll::Ready(Err(error)) = self.poll_flush(cx) {
+                    return Poll::Ready(Err(Fill::Broken(error)));
+                }
+                if self.poll_next(cx).is_ready() {
+                    return Poll::Ready(Ok(()));
+                }
+                if given_up(cx).is_ready() {
+                    return Poll::Ready(Err(Fill::Deadline));
+                }
+                self.poll_alarm(cx, deadline_ns).map(|()| Err(Fill::Deadline))
+            })
+            .await?;
+            if let Some(count) = self.take_next(into, AHEAD_ROOM).map_err(Fill::Broken)? {
                 return Ok(count);
             }
         }
     }
 
-    /// Whether something came, or the peer ended or broke the connection. One system call; takes nothing, never waits.
-    pub fn has_news(&self) -> bool {
-        self.plain_left || !matches!(self.peek(), Peeked::Nothing)
+    /// Ready when the peer has ended or broken the connection. A peer that has sent something is taken to be there.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if matches!(self.poll_flush(cx), Poll::Ready(Err(_))) {
+            return Poll::Ready(());
+        }
+        if self.plain_left {
+            return Poll::Pending;
+        }
+        ready!(self.poll_next(cx));
+        if matches!(self.next, Next::Here(Ok(1..))) { Poll::Pending } else { Poll::Ready(()) }
     }
 
-    fn peek(&self) -> Peeked {
+    /// Ready at the deadline. Until then it sees to it that a silent peer holds no buffer.
+    fn poll_alarm(&mut self, cx: &mut Context<'_>, deadline_ns: u64) -> Poll<()> {
+        if let Next::Reading { until_ns } = self.next
+            && until_ns < deadline_ns
+        {
+            ready!(self.alarm.poll_at(cx, until_ns));
+            if self.stream.call_off_read_ahead() {
+                self.next = Next::Watching;
+                let _ = self.poll_next(cx); // so that somebody is woken
+            } else {
+                self.next = Next::CallingOff;
+            }
+        }
+        self.alarm.poll_at(cx, deadline_ns)
+    }
+
+    /// Whether something came, or the peer ended or broke the connection. One system call; takes nothing, never waits.
+    pub fn has_news(&self) -> bool {
+        if self.plain_left || matches!(self.next, Next::Here(_)) {
+            return true;
+        }
         let mut byte = 0_u8;
         // SAFETY: one byte is looked at, into a byte of ours; nothing is taken from the socket and nothing waits.
         let seen = unsafe {
             let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-            libc::recv(self.stream_ref().as_raw_fd(), (&raw mut byte).cast(), 1, flags)
+            libc::recv(self.stream.as_raw_fd(), (&raw mut byte).cast(), 1, flags)
         };
-        match seen {
-            0 => Peeked::Gone,
-            1.. => Peeked::Bytes,
-            _ if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock => Peeked::Nothing,
-            _ => Peeked::Gone,
+        seen >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
+    }
+
+    // Writing.
+
+    /// Whether everything that was begun to be written has left.
+    pub fn is_flushed(&self) -> bool {
+        self.unsent.is_empty() && self.afterwards.is_empty()
+    }
+
+    /// Ready when everything that was begun to be written has left, or cannot: that is said once.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let done = ready!(self.poll_out(cx));
+        if done.is_err() {
+            self.unsent = 0..0;
+            self.afterwards.clear();
         }
+        Poll::Ready(done)
+    }
+
+    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.is_flushed() {
+            if self.unsent.is_empty() {
+                self.out = std::mem::take(&mut self.afterwards);
+                self.unsent = 0..self.out.len();
+            }
+            match ready!(self.stream.poll_write(cx, &mut self.out, self.unsent.clone())) {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Ok(count) => self.unsent.start += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        if !self.keeps_out && self.out.capacity() > 0 {
+            give_buffer(std::mem::take(&mut self.out));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Waits until everything that was begun to be written has left. `TimedOut` when the peer took nothing for `stall_ns`:
+    /// the connection is then of no further use.
+    pub async fn flush(&mut self, stall_ns: u64) -> io::Result<()> {
+        self.flush_unless(stall_ns, |_| Poll::Pending).await
+    }
+
+    async fn flush_unless(
+        &mut self,
+        stall_ns: u64,
+        mut given_up: impl FnMut(&mut Context<'_>) -> Poll<()>,
+    ) -> io::Result<()> {
+        let mut stalled = None;
+        poll_fn(|cx| {
+            if let Poll::Ready(done) = self.poll_flush(cx) {
+                return Poll::Ready(done);
+            }
+            if given_up(cx).is_ready() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            let at = match stalled {
+                Some((at, left)) if left == self.unsent.len() => at,
+                _ => clock::mono_ns().saturating_add(stall_ns),
+            };
+            stalled = Some((at, self.unsent.len()));
+            self.alarm.poll_at(cx, at).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        })
+        .await
+    }
+
+    /// Begins to write all bytes, after those begun before, and does not wait for them to leave: [`Socket::poll_flush`]
+    /// tells. A failure shows there, or in the next write.
+    pub async fn send(&mut self, bytes: Vec<u8>, stall_ns: u64) -> io::Result<()> {
+        self.load(bytes, stall_ns).await?;
+        poll_fn(|cx| match self.poll_flush(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(())),
+        })
+        .await
+    }
+
+    /// [`Socket::send`] for a piece of a stream. It leaves at once with a call of its own: in the ring its completion
+    /// would wake the task for nothing, once for each piece.
+    pub async fn send_piece(&mut self, bytes: Vec<u8>, stall_ns: u64) -> io::Result<()> {
+        self.load(bytes, stall_ns).await?;
+        self.unsent.start += self.stream.write_now(&self.out)?;
+        poll_fn(|cx| match self.poll_flush(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(())),
+        })
+        .await
+    }
+
+    /// Makes bytes the next to be written.
+    async fn load(&mut self, bytes: Vec<u8>, stall_ns: u64) -> io::Result<()> {
+        self.flush(stall_ns).await?;
+        match self.tls.as_mut() {
+            Some(session) => {
+                let mut sealed = Vec::with_capacity(bytes.len() + bytes.len() / 64 + 256);
+                session.seal(&bytes, &mut sealed)?;
+                give_buffer(bytes);
+                self.out = sealed;
+            }
+            None => self.out = bytes,
+        }
+        self.unsent = 0..self.out.len();
+        Ok(())
+    }
+
+    /// Writes all bytes and waits until they have left; errors as [`Socket::flush`].
+    pub async fn write_all(&mut self, bytes: Vec<u8>, stall_ns: u64) -> io::Result<()> {
+        self.send(bytes, stall_ns).await?;
+        self.flush(stall_ns).await
     }
 
     /// Writes a part of a buffer that is still needed whole, such as a request body behind its head, as long as
     /// `asker`, on whose behalf it is written, is there. `ConnectionAborted`: it left, and nobody needs the rest; this
-    /// connection is of no further use and the buffer may be gone. What the asker sends meanwhile stays unread.
+    /// connection is of no further use and the buffer may be gone.
     pub async fn write_part_for(
         &mut self,
         bytes: Vec<u8>,
-        part: std::ops::Range<usize>,
+        part: Range<usize>,
         stall_ns: u64,
         asker: &mut Socket,
     ) -> (io::Result<()>, Vec<u8>) {
-        let gone = |cx: &mut Context<'_>| asker.poll_gone(cx);
-        let Some(session) = self.tls.as_mut() else {
-            return self.write_raw_part(bytes, part, stall_ns, gone).await;
-        };
-        let piece = bytes.get(part).unwrap_or_default();
-        let mut sealed = Vec::with_capacity(piece.len() + piece.len() / 64 + 256);
-        if let Err(error) = session.seal(piece, &mut sealed) {
+        if let Err(error) = self.flush(stall_ns).await {
             return (Err(error), bytes);
         }
-        let all = 0..sealed.len();
-        (self.write_raw_part(sealed, all, stall_ns, gone).await.0, bytes)
-    }
-
-    /// Ready when the peer has ended or broken the connection. Bytes it sent are left where they are; a peer that has
-    /// sent some is taken to be there.
-    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.plain_left || self.poll_readable(cx).is_pending() {
-            return Poll::Pending;
+        if self.tls.is_some() {
+            return (self.seal_part_for(&bytes, part, stall_ns, asker).await, bytes);
         }
-        if matches!(self.peek(), Peeked::Gone) { Poll::Ready(()) } else { Poll::Pending }
+        self.unsent = part.start..part.end.min(bytes.len());
+        self.out = bytes;
+        self.keeps_out = true;
+        let result = self.flush_unless(stall_ns, |cx| asker.poll_gone(cx)).await;
+        self.keeps_out = false;
+        (result, std::mem::take(&mut self.out))
     }
 
-    /// Writes all bytes; the buffer comes back for reuse. `TimedOut` when the peer took nothing for `stall_ns`:
-    /// the connection is then of no further use.
-    pub async fn write_all(&mut self, bytes: Vec<u8>, stall_ns: u64) -> (io::Result<()>, Vec<u8>) {
-        let Some(session) = self.tls.as_mut() else {
-            return self.write_raw(bytes, stall_ns).await;
-        };
-        let mut sealed = Vec::with_capacity(bytes.len() + 256);
-        if let Err(error) = session.seal(&bytes, &mut sealed) {
-            return (Err(error), bytes);
-        }
-        let (result, _) = self.write_raw(sealed, stall_ns).await;
-        (result, bytes)
-    }
-
-    async fn write_raw(&mut self, bytes: Vec<u8>, stall_ns: u64) -> (io::Result<()>, Vec<u8>) {
-        let all = 0..bytes.len();
-        self.write_raw_part(bytes, all, stall_ns, |_| Poll::Pending).await
-    }
-
-    async fn write_raw_part(
+    async fn seal_part_for(
         &mut self,
-        mut bytes: Vec<u8>,
-        part: std::ops::Range<usize>,
+        bytes: &[u8],
+        part: Range<usize>,
         stall_ns: u64,
-        mut given_up: impl FnMut(&mut Context<'_>) -> Poll<()>,
-    ) -> (io::Result<()>, Vec<u8>) {
-        let mut sent = part.start;
-        let end = part.end.min(bytes.len());
-        let stream = self.stream.clone();
-        while sent < end {
-            // SAFETY: see `stream_mut`.
-            let mut write = pin!(unsafe { &mut *stream.get() }.write(bytes.slice(sent..end)));
-            let mut deadline_ns = None;
-            let alarm = &mut self.alarm;
-            // A write that misses its deadline is dropped (its buffer stays with the driver until the kernel lets
-            // go) and the connection closed: nobody may write after half a message.
-            let done = poll_fn(|cx| {
-                if let Poll::Ready(done) = write.as_mut().poll(cx) {
-                    return Poll::Ready(Ok(done));
-                }
-                if given_up(cx).is_ready() {
-                    return Poll::Ready(Err(io::ErrorKind::ConnectionAborted));
-                }
-                let at = *deadline_ns.get_or_insert_with(|| clock::mono_ns().saturating_add(stall_ns));
-                alarm.poll_at(cx, at).map(|()| Err(io::ErrorKind::TimedOut))
-            })
-            .await;
-            let (result, slice) = match done {
-                Ok(done) => done,
-                Err(ended) => return (Err(ended.into()), Vec::new()),
-            };
-            bytes = slice.into_inner();
-            match result {
-                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), bytes),
-                Ok(count) => sent += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return (Err(error), bytes),
-            }
+        asker: &mut Socket,
+    ) -> io::Result<()> {
+        for piece in bytes.get(part).unwrap_or_default().chunks(PIECE_BYTES) {
+            let Some(session) = self.tls.as_mut() else { break };
+            let mut sealed = Vec::with_capacity(piece.len() + piece.len() / 64 + 256);
+            session.seal(piece, &mut sealed)?;
+            self.unsent = 0..sealed.len();
+            self.out = sealed;
+            self.flush_unless(stall_ns, |cx| asker.poll_gone(cx)).await?;
         }
-        (Ok(()), bytes)
+        Ok(())
     }
+
+    /// Many small pieces are about to come and nothing will be said meanwhile: the kernel need not acknowledge each of
+    /// them with a packet of its own. Holds until the next silence of 40 ms.
+    pub fn expect_pieces(&self) {
+        let _ = SockRef::from(self).set_tcp_quickack(false); // failing to costs a packet for each piece
+    }
+
+    // The beginning and the end.
 
     /// Becomes the server side of a TLS session.
     pub async fn accept_tls(&mut self, tls: &ServerTls, deadline_ns: u64) -> io::Result<()> {
@@ -318,140 +471,110 @@ impl Socket {
     }
 
     async fn handshake(&mut self, deadline_ns: u64) -> io::Result<()> {
-        let mut raw = take_buffer();
         while let Some(session) = self.tls.as_mut() {
-            let mut out = Vec::new();
-            session.drain_into(&mut out)?;
+            session.drain_into(&mut self.afterwards)?;
             let handshaking = session.is_handshaking();
-            self.write_raw(out, STALL_NS).await.0?;
+            self.flush(HANDSHAKE_STALL_NS).await?;
             if !handshaking {
                 break;
             }
-            if !self.readable(deadline_ns).await {
+            let in_time = poll_fn(|cx| match self.poll_next(cx) {
+                Poll::Ready(()) => Poll::Ready(true),
+                Poll::Pending => self.alarm.poll_at(cx, deadline_ns).map(|()| false),
+            });
+            if !in_time.await {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            self.ready = false;
-            raw.clear();
-            if read_raw(self.stream_mut(), &mut raw, RAW_ROOM).await? == 0 {
+            let came = std::mem::replace(&mut self.next, Next::Unasked);
+            let raw = std::mem::take(&mut self.ahead);
+            if let Next::Here(Err(error)) = came {
+                return Err(error);
+            }
+            if raw.is_empty() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             let Some(session) = self.tls.as_mut() else { break };
-            if let Err(error) = session.receive(&raw) {
-                let mut alert = Vec::new();
-                session.drain_into(&mut alert)?;
-                let _ = self.write_raw(alert, STALL_NS).await;
+            let received = session.receive(&raw);
+            give_buffer(raw);
+            if let Err(error) = received {
+                session.drain_into(&mut self.afterwards)?;
+                let _ = self.flush(HANDSHAKE_STALL_NS).await; // the alert that says why
                 return Err(error);
             }
         }
-        give_buffer(raw);
         // The last flight may have carried the first request.
         self.plain_left = self.tls.as_mut().is_some_and(|session| session.has_more());
         Ok(())
     }
 
-    /// Ends our side and reads what the peer still sends, up to 64 MiB and until the deadline, so that an answer given before its
-    /// request was read completely is not destroyed by a reset.
+    /// Ends our side once what was begun has left, and reads what the peer still sends, up to 64 MiB and until the
+    /// deadline, so that an answer given before its request was read completely is not destroyed by a reset.
     pub async fn close_gently(mut self, deadline_ns: u64) {
-        if let Some(session) = self.tls.as_mut() {
-            let mut out = Vec::new();
-            if session.say_goodbye(&mut out).is_ok() {
-                let _ = self.write_raw(out, STALL_NS).await;
-            }
+        if let Some(session) = self.tls.as_mut()
+            && session.say_goodbye(&mut self.afterwards).is_err()
+        {
+            self.afterwards.clear();
+        }
+        if self.flush(deadline_ns.saturating_sub(clock::mono_ns())).await.is_err() {
+            return;
         }
         // SAFETY: a plain shutdown of a descriptor this socket owns.
-        unsafe { libc::shutdown(self.stream_ref().as_raw_fd(), libc::SHUT_WR) };
-        self.plain_left = false; // nobody reads it any more; only the socket is waited for
-        let mut unread = take_buffer();
+        unsafe { libc::shutdown(self.stream.as_raw_fd(), libc::SHUT_WR) };
+        // Nobody reads it any more, so that a TLS session's raw bytes are as good as plain ones.
+        self.tls = None;
+        self.plain_left = false;
+        let mut unread = Vec::new();
         let mut left: usize = 64 << 20;
-        while left > 0 && self.readable(deadline_ns).await {
-            self.ready = false;
-            unread.clear();
-            match read_raw(self.stream_mut(), &mut unread, RAW_ROOM).await {
+        while left > 0 {
+            match self.next(&mut unread, deadline_ns, |_| Poll::Pending).await {
                 Ok(count) if count > 0 => left = left.saturating_sub(count),
                 _ => break,
             }
+            unread.clear();
         }
         give_buffer(unread);
     }
 }
 
-/// One read of raw TLS records: the largest record fits.
-const RAW_ROOM: usize = 16 * 1024 + 512;
-/// What TLS records of our own (handshake, alerts) may wait for a peer that takes nothing.
-const STALL_NS: u64 = 10_000_000_000;
-
-/// What a look at a socket shows.
-enum Peeked {
-    Nothing,
-    Bytes,
-    /// The peer's end, or a broken connection.
-    Gone,
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the stream owns the descriptor and lives as long as this borrow.
+        unsafe { BorrowedFd::borrow_raw(self.stream.as_raw_fd()) }
+    }
 }
 
-/// Waits for a read that runs ([`Socket::read`]) while another socket is watched: an upstream's answer, and the client
-/// that may leave.
+/// One read ahead: nearly every head plus its JSON body, and the largest TLS record.
+const AHEAD_ROOM: usize = 16 * 1024;
+/// How long a buffer waits for a silent peer.
+const READ_AHEAD_NS: u64 = 1_000_000_000;
+/// What a handshake's flights may wait for a peer that takes nothing.
+const HANDSHAKE_STALL_NS: u64 = 10_000_000_000;
+
+/// Reads one socket while another is watched and written to: an upstream that answers, and the client that may leave.
+/// Waits; after anything but bytes the same call goes on with the same buffer.
 pub async fn read_beside(
-    mut reading: Pin<&mut impl Future<Output = io::Result<usize>>>,
+    socket: &mut Socket,
+    into: &mut Vec<u8>,
+    room: usize,
     other: &mut Socket,
     deadline_ns: u64,
 ) -> Beside {
     poll_fn(|cx| {
-        if let Poll::Ready(done) = reading.as_mut().poll(cx) {
+        if !socket.is_flushed()
+            && let Poll::Ready(done) = socket.poll_flush(cx)
+        {
+            return Poll::Ready(Beside::Written(done));
+        }
+        if let Poll::Ready(done) = socket.poll_read(cx, into, room) {
             return Poll::Ready(Beside::Read(done));
         }
-        if other.poll_readable(cx).is_ready() {
+        if let Poll::Ready(Err(_)) = other.poll_flush(cx) {
+            return Poll::Ready(Beside::OtherBroken);
+        }
+        if other.poll_next(cx).is_ready() {
             return Poll::Ready(Beside::Other);
         }
-        other.alarm.poll_at(cx, deadline_ns).map(|()| Beside::Deadline)
-    })
-    .await
-}
-
-/// Waits until the stream is readable.
-async fn watch(stream: Rc<UnsafeCell<TcpStream>>) -> io::Result<()> {
-    // SAFETY: shared access on the owning core; see `stream_ref`.
-    let stream = unsafe { &*stream.get() };
-    if !on_epoll() {
-        return stream.readable(false).await;
-    }
-    // monoio remembers the last event until something finds it out of date. Asked once, the kernel says what is true
-    // now and the memory is cleared; the event that ends the wait is then news, and the kernel is not asked again.
-    {
-        let mut asked = pin!(stream.readable(false));
-        if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(asked.as_mut().poll(cx))).await {
-            return done;
-        }
-    }
-    stream.readable(true).await
-}
-
-/// Appends at most `room` bytes from the stream. To be awaited to its end.
-async fn read_raw(stream: &mut TcpStream, into: &mut Vec<u8>, room: usize) -> io::Result<usize> {
-    let mut buffer = std::mem::take(into);
-    buffer.reserve(room);
-    let from = buffer.len();
-    loop {
-        let (result, slice) = stream.read(buffer.slice_mut(from..from + room)).await;
-        buffer = slice.into_inner();
-        match result {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => {
-                *into = buffer;
-                return result;
-            }
-        }
-    }
-}
-
-/// Waits until a connecting stream is writable. `false`: the deadline passed first.
-pub(crate) async fn writable(stream: &TcpStream, deadline_ns: u64) -> bool {
-    let mut watch = pin!(stream.writable(false));
-    let mut alarm = Alarm::default();
-    poll_fn(|cx| {
-        if watch.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(true);
-        }
-        alarm.poll_at(cx, deadline_ns).map(|()| false)
+        other.poll_alarm(cx, deadline_ns).map(|()| Beside::Deadline)
     })
     .await
 }

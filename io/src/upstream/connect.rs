@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdStream};
-use std::os::fd::AsRawFd;
 
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, TcpKeepalive, Type};
 
@@ -63,23 +62,13 @@ async fn connect_one(address: SocketAddr, target: &Target, deadline_ns: u64) -> 
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
         Err(error) => return Err(error),
     }
-    let stream = monoio::net::TcpStream::from_std(StdStream::from(raw))?;
-    if !crate::runtime::writable(&stream, deadline_ns).await {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    // SAFETY of the borrow: the descriptor lives in `stream` until the end of this function.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(stream.as_raw_fd()) };
-    let raw = SockRef::from(&fd);
-    if let Some(error) = raw.take_error()? {
-        return Err(error);
-    }
+    let mut socket = Socket::connected(StdStream::from(raw), deadline_ns).await?;
     // Dead peers are found by the kernel: 30 s idle, then three probes 10 s apart.
     let keepalive = TcpKeepalive::new()
         .with_time(std::time::Duration::from_secs(30))
         .with_interval(std::time::Duration::from_secs(10))
         .with_retries(3);
-    let _ = raw.set_tcp_keepalive(&keepalive);
-    let mut socket = Socket::new(stream);
+    let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
     if let Some(tls) = &target.tls {
         socket.connect_tls(tls, &target.host, deadline_ns).await?;
     }

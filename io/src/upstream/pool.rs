@@ -37,9 +37,9 @@ impl Pool {
         None
     }
 
-    /// Keeps a connection whose last answer was read completely.
+    /// Keeps a connection whose last answer was read completely, unless its request never left whole.
     pub fn give(&mut self, socket: Socket) {
-        if self.idle.len() >= self.idle_max {
+        if self.idle.len() >= self.idle_max || !socket.is_flushed() {
             return;
         }
         self.idle.push((socket, clock::mono_ns()));
