@@ -25,6 +25,10 @@ enum Figure {
 
 impl Figure {
     fn read(value: &[u8]) -> Figure {
+        // Nine digits at most are a plausible count in themselves, and all that is met.
+        if matches!(value.len(), 1..=9) && value.iter().all(u8::is_ascii_digit) {
+            return Figure::Tokens(value.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')));
+        }
         let text = std::str::from_utf8(value).unwrap_or_default();
         let tokens = match text.parse::<u64>() {
             Ok(tokens) => Some(tokens),
