@@ -176,7 +176,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
     })
 }
 
-pub(crate) fn is_token_char(byte: u8) -> bool {
+pub(crate) const fn is_token_char(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
             byte,

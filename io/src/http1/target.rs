@@ -45,11 +45,26 @@ fn is_plain(path: &[u8]) -> bool {
         return false;
     }
     // "//" and "/." (of "/./", "/../", and harmlessly of "/.x") take the slow way.
-    path.iter().all(|&b| is_path_char(b)) && path.windows(2).all(|two| two != b"//" && two != b"/.")
+    let mut before = 0;
+    path.iter().all(|&b| {
+        let before = std::mem::replace(&mut before, b);
+        PATH_BYTES[usize::from(b)] && !(before == b'/' && matches!(b, b'/' | b'.'))
+    })
 }
 
+/// [`is_path_char`] of every byte.
+const PATH_BYTES: [bool; 256] = {
+    let mut bytes = [false; 256];
+    let mut at = 0;
+    while at < 256 {
+        bytes[at] = is_path_char(at as u8); // at most 255
+        at += 1;
+    }
+    bytes
+};
+
 /// Unreserved characters, and the few reserved ones that appear in API paths (`/models/m:generateContent`).
-fn is_path_char(byte: u8) -> bool {
+const fn is_path_char(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'.' | b'_' | b'~' | b':' | b'@' | b'+' | b',' | b'=')
 }
 

@@ -36,14 +36,30 @@ pub fn field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 
 /// `name: value` for a name that came from a parsed head.
 pub fn raw_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
     out.extend_from_slice(b": ");
-    if memchr::memchr3(b'\r', b'\n', 0, value).is_none() {
+    if has_no_control(value) {
         out.extend_from_slice(value);
     } else {
         out.extend(value.iter().map(|&b| if matches!(b, b'\r' | b'\n' | 0) { b' ' } else { b }));
     }
     line_end(out);
+}
+
+/// Whether every byte is a space or above, so that nothing in it ends a line. Nearly all values are a few words long,
+/// where calling a vector search costs more than the copy.
+fn has_no_control(value: &[u8]) -> bool {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    let below_space = |word: &[u8; 8]| {
+        let word = u64::from_le_bytes(*word);
+        word.wrapping_sub(EACH * 0x20) & !word & EACH << 7
+    };
+    let (words, _) = value.as_chunks::<8>();
+    match value.last_chunk::<8>() {
+        Some(last) => words.iter().fold(below_space(last), |found, word| found | below_space(word)) == 0,
+        None => value.iter().all(|&b| b >= b' '),
+    }
 }
 
 /// `name: 42`.
@@ -129,12 +145,12 @@ fn fill_prefix(prefix: &mut [u8; CHUNK_PREFIX], size: usize) -> usize {
 #[derive(Clone, Debug)]
 pub struct DateCache {
     unix_s: i64,
-    text: [u8; 29],
+    text: String,
 }
 
 impl Default for DateCache {
     fn default() -> DateCache {
-        DateCache { unix_s: 0, text: *b"Thu, 01 Jan 1970 00:00:00 GMT" }
+        DateCache { unix_s: 0, text: "Thu, 01 Jan 1970 00:00:00 GMT".to_owned() }
     }
 }
 
@@ -143,9 +159,10 @@ impl DateCache {
     pub fn at(&mut self, unix_s: i64) -> &str {
         if unix_s != self.unix_s {
             self.unix_s = unix_s;
-            self.text = http_date(unix_s);
+            self.text.clear();
+            self.text.extend(http_date(unix_s).map(char::from));
         }
-        std::str::from_utf8(&self.text).unwrap_or_default()
+        &self.text
     }
 }
 

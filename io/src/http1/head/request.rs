@@ -65,7 +65,8 @@ impl RequestHead {
         let version_start = memchr::memrchr(b' ', line).filter(|&at| at > method_end).ok_or(malformed)?;
         let (method, version) = (&line[..method_end], &line[version_start + 1..]);
         let target = &line[method_end + 1..version_start];
-        if method.is_empty() || !method.iter().all(|&b| is_token_char(b)) {
+        let known = Method::of(method);
+        if known.is_none() && (method.is_empty() || !method.iter().all(|&b| is_token_char(b))) {
             return Err(bad("malformed method"));
         }
         self.version = match version {
@@ -76,7 +77,7 @@ impl RequestHead {
             }
             _ => return Err(bad("malformed HTTP version")),
         };
-        self.method = Method::of(method).ok_or(HeadError { status: 501, reason: "unknown method" })?;
+        self.method = known.ok_or(HeadError { status: 501, reason: "unknown method" })?;
         self.read_target(buf, target)
     }
 
@@ -179,5 +180,19 @@ fn origin_of_absolute(target: &[u8]) -> Option<&[u8]> {
 
 /// Names, addresses in brackets, ports. No user part, no path, no list.
 fn is_host_char(byte: u8) -> bool {
+    HOST_BYTES[usize::from(byte)]
+}
+
+const HOST_BYTES: [bool; 256] = {
+    let mut bytes = [false; 256];
+    let mut at = 0;
+    while at < 256 {
+        bytes[at] = may_stand_in_host(at as u8); // at most 255
+        at += 1;
+    }
+    bytes
+};
+
+const fn may_stand_in_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b':' | b'[' | b']' | b'%' | b'~')
 }
