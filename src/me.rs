@@ -3,6 +3,8 @@
 //! Looks without counting: nothing here changes a counter. The same rendering of one limit at one node serves the
 //! admin panel.
 
+use std::rc::Rc;
+
 use serde_json::{Value, json};
 use shards::accountant::period_of;
 use shards::limit::{Class, Limit, LimitType, Period, Store};
@@ -20,7 +22,7 @@ use crate::shared::Shared;
 /// The body of the answer. Waits for the shared store at most 5 ms, where a limit is counted there.
 pub async fn render(core: &Core, view: &View, caller: &Caller, now: Now) -> Vec<u8> {
     // Chat is the endpoint nearly every limit selects; a limit that selects others only is added once.
-    let mut limits: Vec<Armed> = Vec::new();
+    let mut limits: Vec<Rc<Armed>> = Vec::new();
     for endpoint in Endpoint::ALL {
         let plan = core.plan(view, &caller.node, endpoint);
         for armed in plan.before_body.iter().chain(&plan.after_parse) {

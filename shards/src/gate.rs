@@ -11,6 +11,7 @@ mod after_parse;
 mod before_body;
 mod held;
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 pub use after_parse::{Ask, after_failover, after_parse};
@@ -76,6 +77,7 @@ impl Passed {
     }
 
     /// A share of a number that may be wrong: enforced all the same, and disclosed.
+    #[inline]
     fn note_share(&mut self, limit: &Limit) {
         if let Some(reason) = self.fleet.share_suspended.filter(|_| limit.store == Store::Share) {
             self.suspended.push((limit.id.clone(), reason));
@@ -83,9 +85,10 @@ impl Passed {
     }
 
     /// Callers are told about limits that can refuse them; a shadow limit must not slow anyone down.
-    fn note(&mut self, armed: &Armed, rate: &RateParams, standing: Standing) {
+    #[inline]
+    fn note(&mut self, armed: &Rc<Armed>, rate: &RateParams, standing: Standing) {
         if armed.limit.is_enforcing() {
-            self.facts.push(RateFact::new(&armed.limit, rate, standing));
+            self.facts.push(RateFact::new(armed, rate, standing));
         }
     }
 
@@ -105,7 +108,7 @@ enum Answer {
 
 /// The walk of both gates: the first enforcing limit that is over answers, shadow limits that are over are noted, and
 /// amounts are never compared.
-fn walk(armed: &[Armed], passed: &mut Passed, mut ask: impl FnMut(&Armed, &mut Passed) -> Answer) -> Verdict {
+fn walk(armed: &[Rc<Armed>], passed: &mut Passed, mut ask: impl FnMut(&Rc<Armed>, &mut Passed) -> Answer) -> Verdict {
     for armed in armed {
         let answer = ask(armed, passed);
         if let Some(refused) = conclude(armed, answer, passed) {
@@ -131,7 +134,7 @@ fn conclude(armed: &Armed, answer: Answer, passed: &mut Passed) -> Option<Verdic
 /// One rate limit as a caller may see it. Frozen when it was counted: headers and row show this, never a later look.
 #[derive(Clone, Debug)]
 pub struct RateFact {
-    pub limit: Arc<Limit>,
+    armed: Rc<Armed>,
     /// The amount as enforced now: this replica's share under `store: share`.
     pub limit_amount: u64,
     pub burst: u64,
@@ -144,14 +147,24 @@ pub struct RateFact {
 
 impl RateFact {
     /// Rounds up, so that nobody is told to come too early.
-    pub fn new(limit: &Arc<Limit>, rate: &RateParams, standing: Standing) -> RateFact {
+    #[inline]
+    pub fn new(armed: &Rc<Armed>, rate: &RateParams, standing: Standing) -> RateFact {
         RateFact {
-            limit: limit.clone(),
+            armed: armed.clone(),
             limit_amount: rate.amount(),
             burst: rate.burst(),
             remaining: standing.remaining,
             reset_ms: standing.reset_ns.div_ceil(1_000_000),
             next_ms: standing.next_ns.div_ceil(1_000_000),
         }
+    }
+
+    pub fn limit(&self) -> &Limit {
+        &self.armed.limit
+    }
+
+    /// As `RateLimit-Policy` spells it at its full amount.
+    pub(crate) fn policy(&self) -> &[u8] {
+        &self.armed.policy
     }
 }

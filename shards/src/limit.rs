@@ -3,6 +3,7 @@
 //! Holds the words a limit is made of and what follows from them alone: class, unit, which gate asks it, what a share
 //! of it amounts to. What makes a rule valid is decided in [`crate::plan`]; counters live in [`crate::registry`].
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -246,24 +247,32 @@ pub struct Limit {
 }
 
 impl Limit {
+    #[inline]
     pub fn is_enforcing(&self) -> bool {
         self.posture == Posture::Enforcing
     }
 
     /// How many ways the amount is split: the live replicas for `store: share`, else 1.
+    #[inline]
     pub fn parts(&self, n_live: u32) -> u32 {
         if self.store == Store::Share { n_live.max(1) } else { 1 }
     }
 
     /// The amount this replica enforces: ceil(amount / N_live) for `store: share`.
+    #[inline]
     pub fn effective_amount(&self, n_live: u32) -> u64 {
         share_of(self.amount, self.parts(n_live))
     }
 
     /// The rate this replica enforces, for rpm and tpm. A shared `tpm` burst stays at the reserve cap or above: the
-    /// fleet's burst ceiling widens by that, its sustained rate does not.
-    pub fn effective_rate(&self, n_live: u32) -> Option<RateParams> {
-        self.rate.as_ref().map(|rate| rate.effective(self.parts(n_live)))
+    /// fleet's burst ceiling widens by that, its sustained rate does not. Borrowed where nothing is shared.
+    #[inline]
+    pub fn effective_rate(&self, n_live: u32) -> Option<Cow<'_, RateParams>> {
+        let rate = self.rate.as_ref()?;
+        Some(match self.parts(n_live) {
+            1 => Cow::Borrowed(rate),
+            parts => Cow::Owned(rate.effective(parts)),
+        })
     }
 }
 

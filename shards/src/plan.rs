@@ -14,6 +14,7 @@ mod order;
 mod rule;
 
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 
 pub use compile::{CompileInput, Compiled, compile};
@@ -25,6 +26,7 @@ use crate::coordinate::key::ScopeHash;
 use crate::gauge::Gauge;
 use crate::limit::{Class, Limit, LimitType, Store};
 use crate::meter::Meter;
+use crate::refusal::policy;
 use crate::registry::Registry;
 use crate::scope::{Endpoint, Node};
 
@@ -60,6 +62,8 @@ pub struct Armed {
     pub counter: Counter,
     /// What the shared store keeps this scope's count under; `Some` for `store: redis` alone.
     pub shared: Option<ScopeHash>,
+    /// How `RateLimit-Policy` spells it at its full amount; empty where it has no rate.
+    pub(crate) policy: Box<[u8]>,
 }
 
 /// A live counter, shared by every core and every plan that uses it.
@@ -74,13 +78,14 @@ pub enum Counter {
 }
 
 /// What one caller is asked on one endpoint, in walk order. Holding it holds its counters: a counter in use by a plan
-/// is never evicted, so a plan that is no longer needed should be dropped.
+/// is never evicted, so a plan that is no longer needed should be dropped. One core's own: what a request holds counts
+/// references to its parts, and such a count shared by cores would cost more than the decision.
 #[derive(Clone, Debug, Default)]
 pub struct NodePlan {
     /// rpm and concurrency.
-    pub before_body: Vec<Armed>,
+    pub before_body: Vec<Rc<Armed>>,
     /// budget_usd, quota_tokens, quota_requests and tpm; their model and upstream match is asked per request.
-    pub after_parse: Vec<Armed>,
+    pub after_parse: Vec<Rc<Armed>>,
     /// Some limit of gate A is counted in the shared store.
     pub asks_store: bool,
     /// Some enforcing `budget_usd` may apply, so a model without a price needs a look.
@@ -93,8 +98,8 @@ impl LimitSet {
         LimitSet { limits }
     }
 
-    /// The same limits in memory of its own. Each core keeps such a copy: gates count references to limits on every
-    /// request, and those counts must not share a cache line with another core's.
+    /// The same limits in memory of its own. Each core keeps such a copy: refusals and rows count references to limits, and
+    /// those counts must not share a cache line with another core's.
     pub fn copy_for_core(&self) -> LimitSet {
         LimitSet { limits: self.limits.iter().map(|limit| Arc::new(Limit::clone(limit))).collect() }
     }
@@ -114,11 +119,11 @@ impl LimitSet {
             let gate = if limit.kind.class().is_before_body() { &mut plan.before_body } else { &mut plan.after_parse };
             let armed = Armed::new(limit.clone(), node, counter);
             plan.asks_store |= armed.shared.is_some();
-            gate.push(armed);
+            gate.push(Rc::new(armed));
             plan.has_enforcing_budget |= limit.kind == LimitType::BudgetUsd && limit.is_enforcing();
         }
-        plan.before_body.sort_by(order::walk);
-        plan.after_parse.sort_by(order::walk);
+        plan.before_body.sort_by(|left, right| order::walk(left, right));
+        plan.after_parse.sort_by(|left, right| order::walk(left, right));
         plan
     }
 
@@ -154,7 +159,8 @@ impl Armed {
     /// A limit with its counter at `node`.
     pub fn new(limit: Arc<Limit>, node: Node, counter: Counter) -> Armed {
         let shared = (limit.store == Store::Redis).then(|| ScopeHash::of(&limit.identity, &node));
-        Armed { limit, node, counter, shared }
+        let policy = limit.rate.as_ref().map(|rate| policy(&limit, rate.amount())).unwrap_or_default();
+        Armed { limit, node, counter, shared, policy: policy.into() }
     }
 }
 
@@ -162,7 +168,7 @@ impl NodePlan {
     /// The enforcing budget that cannot hold for a model without a price; `None` when none selects the request. Its
     /// caller decides between serving and refusing by `governance.unpriced_models`.
     pub fn enforcing_budget_for(&self, model: &str, upstream: &str) -> Option<&Armed> {
-        self.after_parse.iter().find(|armed| {
+        self.after_parse.iter().map(|armed| &**armed).find(|armed| {
             armed.limit.kind == LimitType::BudgetUsd
                 && armed.limit.is_enforcing()
                 && armed.limit.matches.selects_target(model, upstream)
@@ -208,7 +214,7 @@ mod tests {
         Node::parse(text).expect("a well-formed node")
     }
 
-    fn walk(list: &[Armed]) -> Vec<String> {
+    fn walk(list: &[Rc<Armed>]) -> Vec<String> {
         list.iter().map(|armed| format!("{} {}", armed.limit.id, armed.node)).collect()
     }
 
@@ -248,9 +254,12 @@ mod tests {
     fn two_callers_of_one_team_share_its_counter_and_another_team_has_its_own() {
         let set = set(&[decl("team", "rpm", "level:team")]);
         let registry = Registry::new();
-        let cell = |caller: &str| match &set.plan_for(&node(caller), Endpoint::Messages, &registry).before_body[..] {
-            [Armed { counter: Counter::Cell(cell), .. }] => Arc::as_ptr(cell),
-            other => panic!("one cell expected, got {other:?}"),
+        let cell = |caller: &str| {
+            let plan = set.plan_for(&node(caller), Endpoint::Messages, &registry);
+            match &plan.before_body[0].counter {
+                Counter::Cell(cell) if plan.before_body.len() == 1 => Arc::as_ptr(cell),
+                other => panic!("one cell expected, got {other:?}"),
+            }
         };
         assert_eq!(cell("org:acme/team:ml/user:dev1"), cell("org:acme/team:ml/user:dev2"));
         assert_ne!(cell("org:acme/team:ml/user:dev1"), cell("org:acme/team:web/user:dev1"));
@@ -283,10 +292,12 @@ mod tests {
         let changed =
             LimitDecl { amount: Some("9".into()), burst: Some("2".into()), ..decl("team", "rpm", "__global") };
         let after = set(&[changed]);
-        let cell = |set: &LimitSet| match set.plan_for(&Node::global(), Endpoint::Messages, &registry).before_body.pop()
-        {
-            Some(Armed { counter: Counter::Cell(cell), .. }) => cell,
-            other => panic!("one cell expected, got {other:?}"),
+        let cell = |set: &LimitSet| {
+            let plan = set.plan_for(&Node::global(), Endpoint::Messages, &registry);
+            match &plan.before_body[0].counter {
+                Counter::Cell(cell) => cell.clone(),
+                other => panic!("a cell expected, got {other:?}"),
+            }
         };
         assert!(Arc::ptr_eq(&cell(&before), &cell(&after)));
     }

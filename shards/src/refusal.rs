@@ -12,6 +12,7 @@ pub mod text;
 use std::sync::Arc;
 
 pub use bounds::{Enforcement, enforcement};
+pub(crate) use headers::policy;
 pub use headers::rate_headers;
 pub use text::go_duration;
 

@@ -254,7 +254,10 @@ mod tests {
         let lease = gauge.try_lease(1).expect("a free slot");
         drop(gauge);
         assert_eq!(sweep_all(&registry, at(1)).evicted, 0);
-        drop(lease);
+        let limit = limit(LimitType::Concurrency);
+        let Some(Counter::Gauge(gauge)) = registry.find(&limit, &Node::global()) else { panic!("it was kept") };
+        gauge.free(lease);
+        drop(gauge);
         assert_eq!(sweep_all(&registry, at(1)).evicted, 1);
     }
 

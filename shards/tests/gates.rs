@@ -326,19 +326,18 @@ fn a_reload_keeps_what_was_counted_and_settles_what_was_reserved_before_it() {
 fn any_number_of_threads_pass_neither_cap() {
     let gateway = Gateway::new(&[decl("rpm", "rpm", "__global", "600"), decl("slots", "concurrency", "__global", "3")]);
     let gateway = &gateway;
-    let plan = gateway.set.plan_for(&Node::global(), Endpoint::Responses, &gateway.registry);
-    let (plan, asked) = (&plan, std::sync::atomic::AtomicU64::new(0));
-    let asked = &asked;
+    let asked = &std::sync::atomic::AtomicU64::new(0);
     let admitted: u64 = std::thread::scope(|scope| {
         let cores = (0..4).map(|_| {
             scope.spawn(move || {
+                let plan = gateway.set.plan_for(&Node::global(), Endpoint::Responses, &gateway.registry);
                 let (mut passed, mut admitted) = (Passed::default(), 0);
                 for _ in 0..5_000 {
                     // 20,000 requests in one second of virtual time: 600 at once and 10 that time re-earned.
                     let tick = asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     let mut now = at(0.0);
                     now.mono.0 += tick * SECOND_NS / 20_000;
-                    if let Verdict::Admitted = before_body(plan, now, 1, &mut passed) {
+                    if let Verdict::Admitted = before_body(&plan, now, 1, &mut passed) {
                         admitted += 1;
                         assert!(in_flight(gateway, "slots", "__global") <= 3);
                     }

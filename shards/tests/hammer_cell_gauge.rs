@@ -3,11 +3,11 @@
 //! Bounded work on a virtual clock, so it takes the same time everywhere and never waits.
 
 use shards::cell::Cell;
-use shards::gauge::Gauge;
+use shards::gauge::{Gauge, Slot};
 use shards::rate::{Algorithm, RateParams, RateSpec};
 use shards::units::MonoNs;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 50_000;
@@ -98,7 +98,7 @@ fn four_threads_of_reserves_leave_nothing_behind() {
 #[test]
 fn four_threads_never_pass_a_cap() {
     for cap in [1, 2, 3, 5] {
-        let (gauge, inside, most) = (Arc::new(Gauge::new()), AtomicU32::new(0), AtomicU32::new(0));
+        let (gauge, inside, most) = (Gauge::new(), AtomicU32::new(0), AtomicU32::new(0));
         let (took, refused) = (AtomicU64::new(0), AtomicU64::new(0));
         let start = Barrier::new(usize::try_from(THREADS).unwrap());
         std::thread::scope(|scope| {
@@ -107,30 +107,28 @@ fn four_threads_never_pass_a_cap() {
                     start.wait();
                     // Each thread keeps its last lease while it asks for the next: eight are wanted at a time.
                     let mut kept = None;
+                    let free = |slot: Option<Slot>| {
+                        if let Some(slot) = slot {
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            gauge.free(slot);
+                        }
+                    };
                     for _ in 0..ROUNDS {
                         match gauge.try_lease(cap) {
                             Ok(lease) => {
                                 // Counted beside the gauge, inside the lease, so that it is not asked about itself.
                                 most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                                 took.fetch_add(1, Ordering::Relaxed);
-                                if kept.is_some() {
-                                    inside.fetch_sub(1, Ordering::SeqCst);
-                                }
-                                kept = Some(lease);
+                                free(kept.replace(lease));
                             }
                             Err(full) => {
                                 assert_eq!((full.used, full.cap), (cap, cap));
                                 refused.fetch_add(1, Ordering::Relaxed);
-                                if kept.is_some() {
-                                    inside.fetch_sub(1, Ordering::SeqCst);
-                                }
-                                kept = None;
+                                free(kept.take());
                             }
                         }
                     }
-                    if kept.is_some() {
-                        inside.fetch_sub(1, Ordering::SeqCst);
-                    }
+                    free(kept);
                 });
             }
         });

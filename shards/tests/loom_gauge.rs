@@ -21,7 +21,7 @@ fn a_cap_of_one_is_exclusive() {
                 thread::spawn(move || {
                     if let Ok(lease) = gauge.try_lease(1) {
                         guarded.with_mut(|_| ());
-                        drop(lease);
+                        gauge.free(lease);
                     }
                 })
             })
@@ -47,7 +47,9 @@ fn the_last_slot_goes_to_one() {
         let theirs = other.join().unwrap();
         assert!(mine.is_some() ^ theirs.is_some());
         assert_eq!(gauge.in_flight(), 2);
-        drop((held, mine, theirs));
+        for slot in [Some(held), mine, theirs].into_iter().flatten() {
+            gauge.free(slot);
+        }
         assert_eq!(gauge.in_flight(), 0);
     });
 }
@@ -60,10 +62,10 @@ fn a_lease_over_the_cap_is_counted_once() {
         let held = gauge.try_lease(1).unwrap();
         let shadow = {
             let gauge = Arc::clone(&gauge);
-            thread::spawn(move || drop(gauge.lease_over()))
+            thread::spawn(move || gauge.free(gauge.lease_over()))
         };
         assert!(gauge.try_lease(1).is_err(), "full with or without the shadow");
-        drop(held);
+        gauge.free(held);
         shadow.join().unwrap();
         assert_eq!(gauge.in_flight(), 0);
         assert!(gauge.try_lease(1).is_ok());

@@ -8,6 +8,7 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use shards::gate::{Ask, Passed, Verdict, after_parse, before_body};
 use shards::limit::{Limit, LimitDecl, LimitType, Store};
@@ -110,7 +111,7 @@ impl Model {
     /// The contract's walk: who refuses, if anybody.
     fn walk(
         &mut self,
-        list: &[Armed],
+        list: &[Rc<Armed>],
         now: u64,
         n_live: u64,
         ask: Option<(u64, u64)>,

@@ -1,6 +1,6 @@
 //! Gate B: budgets, quotas and `tpm`, once the body says which model and how much.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use super::{Answer, Passed, Verdict, walk};
 use crate::cell::Cell;
@@ -63,6 +63,7 @@ pub fn after_failover(
     })
 }
 
+#[inline]
 fn read(armed: &Armed, meter: &Meter, now: Now, beat: &MeterBeat, ask: &Ask<'_>, passed: &mut Passed) -> Answer {
     let limit = &armed.limit;
     if beat.is_stale(now.mono) {
@@ -85,13 +86,14 @@ fn read(armed: &Armed, meter: &Meter, now: Now, beat: &MeterBeat, ask: &Ask<'_>,
     Answer::Over(refusal)
 }
 
-fn reserve(armed: &Armed, cell: &Arc<Cell>, now: Now, n_live: u32, ask: &Ask<'_>, passed: &mut Passed) -> Answer {
+#[inline]
+fn reserve(armed: &Rc<Armed>, cell: &Cell, now: Now, n_live: u32, ask: &Ask<'_>, passed: &mut Passed) -> Answer {
     let Some(rate) = armed.limit.effective_rate(n_live) else { return Answer::Under }; // a cell only comes with a rate
     passed.note_share(&armed.limit);
     let tokens = reserve_tokens(ask.input_tokens, ask.output, rate.burst());
     match cell.reserve(&rate, now.mono, tokens) {
         Ok((ticket, standing)) => {
-            passed.held.keep_reserve(&armed.limit, cell, ticket);
+            passed.held.keep_reserve(armed, ticket);
             passed.reserved_tokens = passed.reserved_tokens.max(tokens);
             passed.note(armed, &rate, standing);
             Answer::Under

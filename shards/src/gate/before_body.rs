@@ -1,6 +1,6 @@
 //! Gate A: `rpm` and `concurrency`, before a byte of the body is read.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use super::{Answer, Passed, Verdict, conclude, walk};
 use crate::cell::Cell;
@@ -78,7 +78,7 @@ impl<'p> BeforeBody<'p> {
 }
 
 #[inline]
-fn ask_here(armed: &Armed, now: Now, n_live: u32, passed: &mut Passed) -> Answer {
+fn ask_here(armed: &Rc<Armed>, now: Now, n_live: u32, passed: &mut Passed) -> Answer {
     match &armed.counter {
         Counter::Cell(cell) => count(armed, cell, now, n_live, passed),
         Counter::Gauge(gauge) => lease(armed, gauge, n_live, passed),
@@ -86,7 +86,8 @@ fn ask_here(armed: &Armed, now: Now, n_live: u32, passed: &mut Passed) -> Answer
     }
 }
 
-fn count(armed: &Armed, cell: &Cell, now: Now, n_live: u32, passed: &mut Passed) -> Answer {
+#[inline]
+fn count(armed: &Rc<Armed>, cell: &Cell, now: Now, n_live: u32, passed: &mut Passed) -> Answer {
     let Some(rate) = armed.limit.effective_rate(n_live) else { return Answer::Under }; // a cell only comes with a rate
     passed.note_share(&armed.limit);
     match cell.acquire(&rate, now.mono, 1) {
@@ -99,7 +100,7 @@ fn count(armed: &Armed, cell: &Cell, now: Now, n_live: u32, passed: &mut Passed)
 }
 
 /// The store has counted. The local cell counts along, so that it is warm when the store cannot be asked.
-fn told(armed: &Armed, reply: &ScriptReply, now: Now, passed: &mut Passed) -> Answer {
+fn told(armed: &Rc<Armed>, reply: &ScriptReply, now: Now, passed: &mut Passed) -> Answer {
     let Some(rate) = &armed.limit.rate else { return Answer::Under }; // only rates are counted in a store
     let (admitted, retry, standing) = rate.read_script(reply, 1);
     if !admitted {
@@ -112,18 +113,19 @@ fn told(armed: &Armed, reply: &ScriptReply, now: Now, passed: &mut Passed) -> An
     Answer::Under
 }
 
-fn lease(armed: &Armed, gauge: &Arc<Gauge>, n_live: u32, passed: &mut Passed) -> Answer {
+#[inline]
+fn lease(armed: &Rc<Armed>, gauge: &Gauge, n_live: u32, passed: &mut Passed) -> Answer {
     // The plan compiler keeps amounts inside 32 bits, and a share is smaller.
     passed.note_share(&armed.limit);
     let cap = u32::try_from(armed.limit.effective_amount(n_live)).unwrap_or(u32::MAX);
     match gauge.try_lease(cap) {
-        Ok(lease) => {
-            passed.held.keep_lease(lease);
+        Ok(slot) => {
+            passed.held.keep_lease(armed, slot);
             Answer::Under
         }
         Err(full) => {
             if !armed.limit.is_enforcing() {
-                passed.held.keep_lease(gauge.lease_over()); // it will run, so it counts
+                passed.held.keep_lease(armed, gauge.lease_over()); // it will run, so it counts
             }
             Answer::Over(Refusal::by_gauge(armed, full))
         }

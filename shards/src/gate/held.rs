@@ -3,13 +3,12 @@
 //! Decides when they go back: once, on every way out. Settling is the ordinary way; dropping is the way of panics and
 //! of code that forgot, and gives back everything. How much a settlement books is [`crate::settle`]'s.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use crate::cell::Cell;
-use crate::gauge::Lease;
-use crate::limit::Limit;
+use crate::gauge::Slot;
+use crate::plan::{Armed, Counter};
 use crate::rate::Ticket;
 use crate::settle::Settlement;
 use crate::units::MonoNs;
@@ -23,9 +22,14 @@ pub struct Held {
 }
 
 #[derive(Debug)]
+struct Lease {
+    armed: Rc<Armed>,
+    slot: Slot,
+}
+
+#[derive(Debug)]
 struct Reserve {
-    limit: Arc<Limit>,
-    cell: Arc<Cell>,
+    armed: Rc<Armed>,
     ticket: Ticket,
 }
 
@@ -33,8 +37,9 @@ impl Held {
     /// Corrects every reserve to what was used, or returns it whole. A second call finds nothing left to settle. The
     /// slots stay in use until the request is over, that is until this is dropped.
     pub fn settle(&mut self, now: MonoNs, n_live: u32, settlement: Settlement) {
-        for Reserve { limit, cell, ticket } in self.reserves.drain(..) {
-            let Some(rate) = limit.effective_rate(n_live) else { continue }; // a reserve is only taken from a rate
+        while let Some(Reserve { armed, ticket }) = self.reserves.pop() {
+            let Counter::Cell(cell) = &armed.counter else { continue }; // a reserve is only taken from a cell
+            let Some(rate) = armed.limit.effective_rate(n_live) else { continue }; // which only comes with a rate
             match settlement {
                 Settlement::Used { tokens } => cell.settle(&rate, now, ticket, tokens),
                 Settlement::Returned => cell.credit(&rate, now, ticket, u64::MAX),
@@ -44,11 +49,17 @@ impl Held {
 
     /// Returns every lease and the whole of every reserve. What [`Drop`] does too.
     pub fn give_back(&mut self) {
-        for Reserve { limit, cell, ticket } in self.reserves.drain(..) {
-            let Some(rate) = &limit.rate else { continue }; // a reserve is only taken from a rate
-            cell.give_back(rate, ticket);
+        while let Some(Reserve { armed, ticket }) = self.reserves.pop() {
+            // A reserve is only taken from a cell, which only comes with a rate.
+            if let (Counter::Cell(cell), Some(rate)) = (&armed.counter, &armed.limit.rate) {
+                cell.give_back(rate, ticket);
+            }
         }
-        self.leases.clear();
+        while let Some(Lease { armed, slot }) = self.leases.pop() {
+            if let Counter::Gauge(gauge) = &armed.counter {
+                gauge.free(slot); // a slot is only taken from a gauge
+            }
+        }
     }
 
     /// Slots in use.
@@ -61,12 +72,14 @@ impl Held {
         self.reserves.len()
     }
 
-    pub(super) fn keep_lease(&mut self, lease: Lease) {
-        self.leases.push(lease);
+    #[inline]
+    pub(super) fn keep_lease(&mut self, armed: &Rc<Armed>, slot: Slot) {
+        self.leases.push(Lease { armed: armed.clone(), slot });
     }
 
-    pub(super) fn keep_reserve(&mut self, limit: &Arc<Limit>, cell: &Arc<Cell>, ticket: Ticket) {
-        self.reserves.push(Reserve { limit: limit.clone(), cell: cell.clone(), ticket });
+    #[inline]
+    pub(super) fn keep_reserve(&mut self, armed: &Rc<Armed>, ticket: Ticket) {
+        self.reserves.push(Reserve { armed: armed.clone(), ticket });
     }
 }
 

@@ -5,7 +5,7 @@
 use super::text::{go_duration, integer, rfc3339};
 use super::{Family, Refusal, Wait, text};
 use crate::gate::RateFact;
-use crate::limit::LimitType;
+use crate::limit::{Limit, LimitType};
 use crate::units::{Now, WallMs};
 
 /// Structured fields hold integers of at most 15 digits.
@@ -46,10 +46,10 @@ pub fn rate_headers(facts: &[RateFact], family: Family, now: Now, out: &mut Vec<
     if tightest.is_empty() {
         return;
     }
-    list(b"RateLimit-Policy: ", facts, tightest, policy, out);
+    list(b"RateLimit-Policy: ", facts, tightest, write_policy, out);
     list(b"RateLimit: ", facts, tightest, standing, out);
     for (kind, unit) in [(LimitType::Rpm, "requests"), (LimitType::Tpm, "tokens")] {
-        let of_kind = facts.iter().filter(|fact| fact.limit.kind == kind);
+        let of_kind = facts.iter().filter(|fact| fact.limit().kind == kind);
         let Some(fact) = of_kind.reduce(|least, fact| if is_tighter(fact, least) { fact } else { least }) else {
             continue;
         };
@@ -94,23 +94,35 @@ fn list(name: &[u8], facts: &[RateFact], at: &[usize], item: fn(&RateFact, &mut 
         if place > 0 {
             out.extend_from_slice(b", ");
         }
-        sf_name(&facts[at].limit.id, out);
         item(&facts[at], out);
     }
     out.extend_from_slice(b"\r\n");
 }
 
-/// `;q=20000;w=60`. The window is left out where it is no whole number of seconds, which is all the field can say.
-fn policy(fact: &RateFact, out: &mut Vec<u8>) {
-    sf_integer(b";q=", fact.limit_amount, out);
-    let period_ns = fact.limit.rate.as_ref().map_or(0, |rate| rate.period_ns());
-    if period_ns > 0 && period_ns.is_multiple_of(1_000_000_000) {
-        sf_integer(b";w=", period_ns / 1_000_000_000, out);
+/// A share moves with the number of replicas; the full amount was spelled when the plan was made.
+fn write_policy(fact: &RateFact, out: &mut Vec<u8>) {
+    let full_amount = fact.limit().rate.as_ref().map(|rate| rate.amount());
+    if full_amount == Some(fact.limit_amount) {
+        return out.extend_from_slice(fact.policy());
     }
+    out.extend_from_slice(&policy(fact.limit(), fact.limit_amount));
 }
 
-/// `;r=3609;t=1`, t being the wait for one unit more. No t when nothing is missing.
+/// `"tpm";q=20000;w=60`. The window is left out where it is no whole number of seconds, which is all the field can say.
+pub(crate) fn policy(limit: &Limit, amount: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(limit.id.len() + 48);
+    sf_name(&limit.id, &mut out);
+    sf_integer(b";q=", amount, &mut out);
+    let period_ns = limit.rate.as_ref().map_or(0, |rate| rate.period_ns());
+    if period_ns > 0 && period_ns.is_multiple_of(1_000_000_000) {
+        sf_integer(b";w=", period_ns / 1_000_000_000, &mut out);
+    }
+    out
+}
+
+/// `"tpm";r=3609;t=1`, t being the wait for one unit more. No t when nothing is missing.
 fn standing(fact: &RateFact, out: &mut Vec<u8>) {
+    sf_name(&fact.limit().id, out);
     sf_integer(b";r=", fact.remaining, out);
     if fact.next_ms > 0 {
         sf_integer(b";t=", fact.next_ms.div_ceil(1_000), out);
