@@ -70,7 +70,7 @@ pub async fn serve(core: &Rc<Core>, client: &mut Client, head_len: usize) -> Aft
     client.end = 0;
     let after = match govern(core, &view, client, head_len, &mut life).await {
         Ok(after) => after,
-        Err(stop) => answer(core, client, head_len, life, stop).await,
+        Err(stop) => answer(core, client, head_len, &mut life, stop).await,
     };
     core.owed.after(client.buf.capacity());
     after
@@ -363,7 +363,7 @@ fn exchange_stop(life: &mut Life, failure: Failure) -> Stop {
 
 /// Tells the caller what stopped its request, writes the row if a verdict was reached, and decides what becomes of
 /// the connection.
-async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life: Life, mut stop: Stop) -> After {
+async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, life: &mut Life, mut stop: Stop) -> After {
     if let Stop::Unknown(unknown) = stop {
         if unknown.fault() == Fault::Authentication {
             core.metrics.with(|numbers| *numbers.unauthenticated.entry(unknown.as_str()).or_default() += 1);
@@ -392,7 +392,9 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life:
             };
             life.refused(refusal);
             refusal.headers(&mut headers);
-            (429, refusal.body(life.family, id.as_str()))
+            let mut body = take_buffer();
+            refusal.body(life.family, id.as_bytes(), &mut body);
+            (429, body)
         }
         Stop::Fault(fault, message) => {
             if let Some(allowed) = life.allow {
@@ -426,8 +428,9 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, mut life:
     let mut out = take_buffer();
     core.date(core.now().wall, |date| io::http1::write::field(&mut headers, "date", date.as_bytes()));
     let extra = Extra { headers: &headers, without_body: client.head.method == Method::Head, close: !keeps };
-    respond::answer(&mut out, status, id.as_str(), &bytes, extra);
+    respond::answer(&mut out, status, id.as_bytes(), &bytes, extra);
     give_buffer(headers);
+    give_buffer(bytes);
     match client.socket.send(out, WRITE_STALL_NS).await {
         Err(_) => After::Close,
         Ok(()) if !keeps => After::CloseGently,

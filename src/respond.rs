@@ -122,10 +122,10 @@ pub struct Extra<'a> {
 }
 
 /// Appends a whole answer of ours. `body` is JSON unless it is empty.
-pub fn answer(out: &mut Vec<u8>, status: u16, request_id: &str, body: &[u8], extra: Extra<'_>) {
+pub fn answer(out: &mut Vec<u8>, status: u16, request_id: impl AsRef<[u8]>, body: &[u8], extra: Extra<'_>) {
     io::http1::write::status_line(out, status);
     out.extend_from_slice(b"x-tt-request-id: ");
-    out.extend_from_slice(request_id.as_bytes());
+    out.extend_from_slice(request_id.as_ref());
     out.extend_from_slice(b"\r\n");
     if !body.is_empty() {
         out.extend_from_slice(b"content-type: application/json\r\n");

@@ -142,9 +142,9 @@ impl Refusal {
         self.limit.kind.class() == Class::LedgerSettled || self.wait == Wait::Never || is_too_long
     }
 
-    /// The JSON body of the 429.
-    pub fn body(&self, family: Family, request_id: &str) -> Vec<u8> {
-        body::write(self, family, request_id)
+    /// Appends the JSON body of the 429.
+    pub fn body(&self, family: Family, request_id: &[u8], out: &mut Vec<u8>) {
+        body::write(self, family, request_id, out);
     }
 
     /// Appends the header lines that belong to the refusal, each with its CRLF.

@@ -15,7 +15,9 @@ const ID: &str = "tt_i3f2naenug5aanctu6pcjrofcy";
 const TEAM: &str = "org:acme/team:ml";
 
 fn body(refusal: &Refusal, family: Family) -> String {
-    String::from_utf8(refusal.body(family, ID)).expect("a body is UTF-8")
+    let mut out = Vec::new();
+    refusal.body(family, ID.as_bytes(), &mut out);
+    String::from_utf8(out).expect("a body is UTF-8")
 }
 
 fn headers(refusal: &Refusal) -> String {

@@ -1,17 +1,17 @@
 //! The JSON body of a 429, one shape for every limit type, in the caller's provider's envelope.
 
-use super::text::{integer, json_string, rfc3339, usd};
+use super::text::{go_duration, integer, is_plain, rfc3339, usd};
 use super::{Family, Refusal, Wait, bounds};
-use crate::limit::{Class, LimitType};
+use crate::limit::{Class, LimitType, Period};
 
-pub(super) fn write(refusal: &Refusal, family: Family, request_id: &str) -> Vec<u8> {
-    let mut json = Json { out: Vec::with_capacity(640), is_first: true };
+pub(super) fn write(refusal: &Refusal, family: Family, request_id: &[u8], out: &mut Vec<u8>) {
+    let mut json = Json { out, is_first: true };
     json.brace();
     match family {
         Family::OpenAi => {
             json.object("error");
             json.text("type", refusal.kind());
-            json.text("message", &message(refusal));
+            message(refusal, &mut json);
             json.raw("param", b"null");
             json.text("code", refusal.kind());
         }
@@ -19,7 +19,7 @@ pub(super) fn write(refusal: &Refusal, family: Family, request_id: &str) -> Vec<
             json.raw("type", b"\"error\"");
             json.object("error");
             json.text("type", "rate_limit_error");
-            json.text("message", &message(refusal));
+            message(refusal, &mut json);
             json.text("code", refusal.kind());
         }
     }
@@ -27,22 +27,27 @@ pub(super) fn write(refusal: &Refusal, family: Family, request_id: &str) -> Vec<
     enforcement(refusal, &mut json);
     json.end();
     if family == Family::Anthropic {
-        json.text("request_id", request_id);
+        json.key("request_id");
+        json.out.push(b'"');
+        json.out.extend_from_slice(request_id);
+        json.out.push(b'"');
     }
     json.end();
-    json.out
 }
 
-fn message(refusal: &Refusal) -> String {
-    let id = &refusal.limit.id;
-    match refusal.wait {
-        Wait::Never => format!(
-            "request refused by limit {id}: it asks for more {} at once than the {} the limit can ever hold",
-            refusal.limit.kind.unit(),
-            refusal.burst
-        ),
-        Wait::After { .. } | Wait::Unknown => format!("request refused by limit {id}"),
+/// An id is `[a-z0-9_-]`, so the message is written in pieces and nothing in it needs escaping.
+fn message(refusal: &Refusal, json: &mut Json) {
+    json.key("message");
+    json.out.extend_from_slice(b"\"request refused by limit ");
+    json.out.extend_from_slice(refusal.limit.id.as_bytes());
+    if refusal.wait == Wait::Never {
+        json.out.extend_from_slice(b": it asks for more ");
+        json.out.extend_from_slice(refusal.limit.kind.unit().as_bytes());
+        json.out.extend_from_slice(b" at once than the ");
+        integer(refusal.burst, json.out);
+        json.out.extend_from_slice(b" the limit can ever hold");
     }
+    json.out.push(b'"');
 }
 
 fn refused_by(refusal: &Refusal, json: &mut Json) {
@@ -53,12 +58,18 @@ fn refused_by(refusal: &Refusal, json: &mut Json) {
     json.text("unit", limit.kind.unit());
     json.text("node", refusal.node.as_str());
     if let Some(period) = limit.period {
-        json.text("period", &period.to_string());
+        json.key("period");
+        json.out.push(b'"');
+        match period {
+            Period::Calendar(calendar) => json.out.extend_from_slice(calendar.as_str().as_bytes()),
+            Period::Every { ns } => go_duration(ns, json.out),
+        }
+        json.out.push(b'"');
     }
     if let Some(end) = refusal.resets_at {
         json.key("resets_at");
         json.out.push(b'"');
-        rfc3339(end, &mut json.out);
+        rfc3339(end, json.out);
         json.out.push(b'"');
     }
     if let Some(seconds) = refusal.wait.seconds() {
@@ -111,20 +122,20 @@ fn enforcement(refusal: &Refusal, json: &mut Json) {
 
 /// Writes nested JSON objects in order. Small on purpose: the order of members is a contract, and a refusal is written
 /// often exactly when there is no time to spare.
-struct Json {
-    out: Vec<u8>,
+struct Json<'o> {
+    out: &'o mut Vec<u8>,
     /// No member stands in the innermost object yet.
     is_first: bool,
 }
 
-impl Json {
-    fn key(&mut self, key: &str) {
-        if !self.is_first {
-            self.out.push(b',');
-        }
+impl Json<'_> {
+    /// Keys are words of ours that need no escaping. Inlined, so that they are copied by a few instructions.
+    #[inline(always)]
+    fn key(&mut self, key: &'static str) {
+        self.out.extend_from_slice(if self.is_first { b"\"" } else { b",\"" });
         self.is_first = false;
-        json_string(key, &mut self.out);
-        self.out.push(b':');
+        self.out.extend_from_slice(key.as_bytes());
+        self.out.extend_from_slice(b"\":");
     }
 
     fn brace(&mut self) {
@@ -132,7 +143,8 @@ impl Json {
         self.is_first = true;
     }
 
-    fn object(&mut self, key: &str) {
+    #[inline(always)]
+    fn object(&mut self, key: &'static str) {
         self.key(key);
         self.brace();
     }
@@ -142,24 +154,31 @@ impl Json {
         self.is_first = false;
     }
 
-    fn text(&mut self, key: &str, value: &str) {
+    /// Values are words of ours, ids and nodes: none of them needs escaping, as the config's and the scope's readers see to.
+    #[inline(always)]
+    fn text(&mut self, key: &'static str, value: &str) {
+        debug_assert!(is_plain(value), "{value:?} needs escaping");
         self.key(key);
-        json_string(value, &mut self.out);
+        self.out.push(b'"');
+        self.out.extend_from_slice(value.as_bytes());
+        self.out.push(b'"');
     }
 
-    fn raw(&mut self, key: &str, value: &[u8]) {
+    #[inline(always)]
+    fn raw(&mut self, key: &'static str, value: &[u8]) {
         self.key(key);
         self.out.extend_from_slice(value);
     }
 
-    fn number(&mut self, key: &str, value: u64) {
+    #[inline(always)]
+    fn number(&mut self, key: &'static str, value: u64) {
         self.key(key);
-        integer(value, &mut self.out);
+        integer(value, self.out);
     }
 
     /// Money as plain decimal dollars, everything else as a whole number.
-    fn amount(&mut self, key: &str, kind: LimitType, value: u64) {
+    fn amount(&mut self, key: &'static str, kind: LimitType, value: u64) {
         self.key(key);
-        if kind == LimitType::BudgetUsd { usd(value, &mut self.out) } else { integer(value, &mut self.out) }
+        if kind == LimitType::BudgetUsd { usd(value, self.out) } else { integer(value, self.out) }
     }
 }

@@ -28,8 +28,13 @@ impl RequestId {
         let bits = (time << RANDOM_BITS) | (random & ((1 << RANDOM_BITS) - 1));
         let mut text = [0; LENGTH];
         text[..PREFIX.len()].copy_from_slice(PREFIX);
-        for (place, digit) in text[PREFIX.len()..].iter_mut().rev().enumerate() {
-            *digit = ALPHABET[(bits >> (5 * place)) as usize & 31];
+        // Twelve digits are 60 bits, so that the shifts are those of one register.
+        for (part, digits) in text[PREFIX.len()..].rchunks_mut(12).enumerate() {
+            let mut left = (bits >> (60 * part)) as u64;
+            for digit in digits.iter_mut().rev() {
+                *digit = ALPHABET[left as usize & 31];
+                left >>= 5;
+            }
         }
         RequestId(text)
     }
@@ -41,6 +46,11 @@ impl RequestId {
         // 26 digits of 5 bits are 130 bits: the first digit has only 3 of them.
         let fits = digits[0] <= b'7' && digits.iter().all(|digit| ALPHABET.contains(digit));
         fits.then_some(RequestId(bytes))
+    }
+
+    /// The same as [`RequestId::as_str`], without the look that proves it to be text.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 
     pub fn as_str(&self) -> &str {
