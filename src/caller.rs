@@ -8,6 +8,7 @@
 //! anonymous, or is told to come again (503) where anonymous callers are not served; and a key that is missing from a
 //! stale snapshot may have been minted elsewhere since, so that is a 503 as well.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use io::http1::{FieldKind, RequestHead, target};
@@ -82,7 +83,8 @@ impl Unknown {
 pub struct Memo {
     token: Vec<u8>,
     generation: u64,
-    caller: Option<Caller>,
+    /// By a count of this core alone: what a caller is made of is shared by all cores.
+    caller: Option<Rc<Caller>>,
 }
 
 impl Caller {
@@ -110,12 +112,12 @@ pub fn identify(
     now: WallMs,
     standing: Standing,
     memo: &mut Memo,
-) -> Result<Caller, Unknown> {
+) -> Result<Rc<Caller>, Unknown> {
     let keys = &view.rules.config.governance.keys;
     let serves_anonymous = keys.require_key != RequireKey::Required && keys.anonymous != Anonymous::Refuse;
     let token = match virtual_token(head, buf)? {
         Some(token) => token,
-        None => return if serves_anonymous { Ok(Caller::anonymous()) } else { Err(Unknown::NoKey) },
+        None => return if serves_anonymous { Ok(Rc::new(Caller::anonymous())) } else { Err(Unknown::NoKey) },
     };
     if let Some(caller) = &memo.caller
         && memo.generation == view.generation
@@ -128,17 +130,17 @@ pub fn identify(
         Some(holder) => holder,
         None if standing == Standing::Fresh || !view.keys.is_unheard_of(token) => return Err(Unknown::BadKey),
         None if standing == Standing::NeverSeeded && serves_anonymous => {
-            return Ok(Caller { is_unverified: true, ..Caller::anonymous() });
+            return Ok(Rc::new(Caller { is_unverified: true, ..Caller::anonymous() }));
         }
         None => return Err(Unknown::Unverifiable),
     };
-    let caller = Caller {
+    let caller = Rc::new(Caller {
         node: holder.node.clone(),
         key_id: Some(holder.key_id.clone()),
         key_name: holder.name.clone(),
         key_expires: holder.expires,
         is_unverified: false,
-    };
+    });
     memo.token.clear();
     memo.token.extend_from_slice(token);
     memo.generation = view.generation;
@@ -156,17 +158,14 @@ fn virtual_token<'b>(head: &RequestHead, buf: &'b [u8]) -> Result<Option<&'b [u8
             Ok(())
         }
     };
-    for (field, name, value) in head.fields.iter(buf) {
-        if field.kind != FieldKind::Credential {
-            continue;
-        }
+    for (name, value) in head.fields.named_of_kind(buf, FieldKind::Credential) {
         let token = token_of(value);
         // The header made for our keys holds nothing else.
         if name.eq_ignore_ascii_case(b"x-tt-key") || keys::is_virtual(token) {
             see(token)?;
         }
     }
-    for (_, value) in target::parameters(head.query(buf).unwrap_or_default()) {
+    for (_, value) in head.query(buf).into_iter().flat_map(target::parameters) {
         if keys::is_virtual(value) {
             see(value)?;
         }

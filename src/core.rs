@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,12 +75,12 @@ pub struct Core {
     ids: Cell<u128>,
     ticks: Cell<u64>,
     date: RefCell<DateCache>,
-    passed: RefCell<Vec<Passed>>,
+    passed: RefCell<Vec<Box<Passed>>>,
     answer_heads: RefCell<Vec<ResponseHead>>,
 }
 
-/// Resolved plans by caller and endpoint.
-type Plans = HashMap<(Node, Endpoint), Rc<NodePlan>, foldhash::fast::RandomState>;
+/// Resolved plans by caller and endpoint. By the node first, so that a look-up counts no reference to one.
+type Plans = HashMap<Node, [Option<Rc<NodePlan>>; Endpoint::ALL.len()], foldhash::fast::RandomState>;
 
 /// This core's copies of what was published, all of one generation.
 pub struct View {
@@ -102,6 +103,24 @@ pub struct View {
 struct Synced {
     count: Arc<AtomicU64>,
     waiting: RefCell<Vec<Waker>>,
+}
+
+/// What the gates leave behind, boxed: 1 KB that is handed from request to request instead of being copied. There until
+/// its request gives it back.
+pub struct Sheet(Option<Box<Passed>>);
+
+impl Deref for Sheet {
+    type Target = Passed;
+
+    fn deref(&self) -> &Passed {
+        self.0.as_deref().expect("a sheet is given back when its request is dropped")
+    }
+}
+
+impl DerefMut for Sheet {
+    fn deref_mut(&mut self) -> &mut Passed {
+        self.0.as_deref_mut().expect("a sheet is given back when its request is dropped")
+    }
 }
 
 impl Core {
@@ -168,15 +187,14 @@ impl Core {
     /// The limits on a node's path for an endpoint, resolved to their counters; looked up once per core and caller.
     pub fn plan(&self, view: &View, node: &Node, endpoint: Endpoint) -> Rc<NodePlan> {
         let mut plans = view.plans.borrow_mut();
-        let key = (node.clone(), endpoint);
-        if let Some(plan) = plans.get(&key) {
+        if let Some(Some(plan)) = plans.get(node).map(|of_node| &of_node[endpoint as usize]) {
             return plan.clone();
         }
         if plans.len() >= PLANS_MAX {
             plans.clear();
         }
         let plan = Rc::new(view.limits.plan_for(node, endpoint, &self.shared.registry));
-        plans.insert(key, plan.clone());
+        plans.entry(node.clone()).or_default()[endpoint as usize] = Some(plan.clone());
         plan
     }
 
@@ -229,12 +247,13 @@ impl Core {
     }
 
     /// An empty verdict sheet, reused between requests.
-    pub fn take_passed(&self) -> Passed {
-        self.passed.borrow_mut().pop().unwrap_or_default()
+    pub fn take_passed(&self) -> Sheet {
+        Sheet(Some(self.passed.borrow_mut().pop().unwrap_or_default()))
     }
 
-    /// Gives a verdict sheet back. What it still holds is returned to its counters.
-    pub fn give_passed(&self, mut passed: Passed) {
+    /// Takes a verdict sheet back. What it still holds is returned to its counters.
+    pub fn give_passed(&self, sheet: &mut Sheet) {
+        let Some(mut passed) = sheet.0.take() else { return };
         passed.clear();
         let mut kept = self.passed.borrow_mut();
         if kept.len() < KEPT_MAX {

@@ -12,7 +12,6 @@ pub mod life;
 
 use std::borrow::Cow;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use io::http1::{Method, target};
 use io::json::{Asked, BadBody, Splice};
@@ -145,7 +144,7 @@ async fn govern(
     // Which provider, and whether this caller may use it. What a pass-through path costs, no table knows.
     let route = view.routes.of(rules, crate::rules::api_of(endpoint), asked.model());
     let price = route.price.as_ref().filter(|_| endpoint != Endpoint::Passthrough);
-    life.asked(&asked, price.cloned());
+    life.asked(&asked, price.map(|_| route.clone()));
     let candidates = choose(view, &caller, &route, endpoint, &path, asked.model())?;
 
     // Gate B, now that it is known what is asked for; then the provider whose turn it is. Whoever else serves the model
@@ -159,7 +158,7 @@ async fn govern(
         free_price: price.is_some_and(|price| price.at(life.now.wall).is_free()),
     };
     let mut answer = None;
-    let mut failure = Failure::NotSent("no upstream could be asked".into());
+    let mut failure = None;
     let mut tried: SmallVec<[&str; 4]> = SmallVec::new();
     for upstream in &candidates {
         ask.upstream = &upstream.id;
@@ -182,7 +181,7 @@ async fn govern(
             }
             Err(failed) => {
                 let may_try_another = matches!(failed, Failure::NotSent(_) | Failure::ConnectTimeout);
-                failure = failed;
+                failure = Some(failed);
                 if !may_try_another {
                     break;
                 }
@@ -190,6 +189,7 @@ async fn govern(
         }
     }
     let Some((upstream, answered)) = answer else {
+        let failure = failure.unwrap_or_else(|| Failure::NotSent("no upstream could be asked".into()));
         return Err(exchange_stop(life, failure));
     };
 
@@ -279,25 +279,26 @@ fn inspect(core: &Core, client: &Client, range: &std::ops::Range<usize>, endpoin
     }
 }
 
-/// Nearly always one or two, so that choosing allocates nothing.
-type Candidates = SmallVec<[Arc<Upstream>; 4]>;
+/// Nearly always one or two, so that choosing allocates nothing; borrowed, because all cores share them and would count
+/// the same references.
+type Candidates<'r> = SmallVec<[&'r Upstream; 4]>;
 
 /// The upstreams to try, in order: those that serve the model and that this caller may use.
-fn choose(
-    view: &View,
+fn choose<'r>(
+    view: &'r View,
     caller: &Caller,
-    route: &crate::rules::Route,
+    route: &'r crate::rules::Route,
     endpoint: Endpoint,
     path: &str,
     model: &str,
-) -> Result<Candidates, Stop> {
-    let mut candidates: Candidates = if endpoint == Endpoint::Passthrough {
-        let mut listed: Candidates = view.rules.passthrough(path).cloned().collect();
+) -> Result<Candidates<'r>, Stop> {
+    let mut candidates: Candidates<'r> = if endpoint == Endpoint::Passthrough {
+        let mut listed: Candidates<'r> = view.rules.passthrough(path).map(|upstream| &**upstream).collect();
         // The one that serves the model goes first, if the body names one.
         listed.sort_by_key(|upstream| !upstream.models.iter().any(|glob| glob.matches(model)));
         listed
     } else {
-        route.in_turn().cloned().collect()
+        route.in_turn().map(|upstream| &**upstream).collect()
     };
     if candidates.is_empty() {
         let api = crate::rules::api_of(endpoint);
@@ -317,7 +318,7 @@ fn choose(
         let unknown = if caller.is_unverified { caller::Unknown::Unverifiable } else { caller::Unknown::NoKey };
         return Err(Stop::Unknown(unknown));
     };
-    let has_no_key = |upstream: &Arc<Upstream>| matches!(upstream.credential, Credential::Missing);
+    let has_no_key = |upstream: &&Upstream| matches!(upstream.credential, Credential::Missing);
     if candidates.iter().all(has_no_key) {
         let message = format!("upstream {} has no provider key configured", first.id);
         return Err(stop(Fault::UpstreamUnconfigured, message));

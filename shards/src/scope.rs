@@ -5,7 +5,7 @@
 //! counters. Called by the plan compiler, the key stores, the ledger codec and the admin pages.
 
 use std::fmt;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 /// Counters live in this many cache-padded shards. 256 shards over 16 cores is 16 locks a core, so that two cores
 /// resolving new scopes rarely meet, and the empty table costs 256 × 128 B = 32 KB.
@@ -16,8 +16,6 @@ pub const NAME_BYTES_MAX: usize = 64;
 
 /// How the root of the tree is spelled in config, rows and refusals.
 pub const GLOBAL: &str = "__global";
-
-static GLOBAL_NODE: LazyLock<Node> = LazyLock::new(|| Node(Arc::from(GLOBAL)));
 
 /// A depth of the scope tree. Ordered from the root downwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,14 +64,15 @@ pub enum NodeError {
 }
 
 /// A point of the scope tree in its one canonical spelling: `__global`, `org:acme`, `org:acme/team:ml`,
-/// `org:acme/team:ml/user:dev1`. Cloning counts a reference, it copies nothing.
+/// `org:acme/team:ml/user:dev1`. Cloning counts a reference, it copies nothing; the root has none to count, because all
+/// cores would count the same one on every request.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Node(Arc<str>);
+pub struct Node(Option<Arc<str>>);
 
 impl Node {
     /// The root, which is on every caller's path and is where anonymous callers stand.
-    pub fn global() -> Node {
-        GLOBAL_NODE.clone()
+    pub const fn global() -> Node {
+        Node(None)
     }
 
     /// `org:`, `team:`, `user:` in this order; may stop early, never skips one.
@@ -97,11 +96,11 @@ impl Node {
                 return Err(NodeError::BadName { name: shorten(name) });
             }
         }
-        Ok(Node(Arc::from(text)))
+        Ok(Node(Some(Arc::from(text))))
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        self.0.as_deref().unwrap_or(GLOBAL)
     }
 
     pub fn level(&self) -> Level {
@@ -110,19 +109,17 @@ impl Node {
 
     /// Segments below the root: 0 for `__global`, 3 for a user.
     pub fn depth(&self) -> usize {
-        if self.is_global() { 0 } else { 1 + self.0.bytes().filter(|&byte| byte == b'/').count() }
+        self.0.as_ref().map_or(0, |text| 1 + text.bytes().filter(|&byte| byte == b'/').count())
     }
 
     pub fn is_global(&self) -> bool {
-        &*self.0 == GLOBAL
+        self.0.is_none()
     }
 
     /// The node above; `None` at the root.
     pub fn parent(&self) -> Option<Node> {
-        if self.is_global() {
-            return None;
-        }
-        Some(self.0.rsplit_once('/').map_or_else(Node::global, |(above, _)| Node(Arc::from(above))))
+        let text = self.0.as_ref()?;
+        Some(Node(text.rsplit_once('/').map(|(above, _)| Arc::from(above))))
     }
 
     /// This node, then each node above it, up to and including `__global`.
@@ -139,19 +136,19 @@ impl Node {
     /// Whether this node is `other` or stands below it.
     pub fn is_within(&self, other: &Node) -> bool {
         other.is_global()
-            || self.0.strip_prefix(other.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            || self.as_str().strip_prefix(other.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 }
 
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.as_str())
     }
 }
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Node({})", self.0)
+        write!(f, "Node({})", self.as_str())
     }
 }
 

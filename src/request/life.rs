@@ -4,12 +4,10 @@
 //! writes its row, as an error of ours.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use compact_str::CompactString;
 use io::clock;
-use shards::gate::Passed;
-use shards::price::{ModelPrice, PriceSource, Terms, cost_of};
+use shards::price::{PriceSource, Terms, cost_of};
 use shards::refusal::{Family, Refusal};
 use shards::row::{Decision, Outcome, RefusedBy, RequestId, Row};
 use shards::scope::{Endpoint, Node};
@@ -21,9 +19,9 @@ use super::Asking;
 use crate::caller::Caller;
 use crate::config::Sync;
 use crate::connection::Client;
-use crate::core::Core;
+use crate::core::{Core, Sheet};
 use crate::cors::Cors;
-use crate::rules::Upstream;
+use crate::rules::{Route, Upstream};
 
 /// What is to be booked for a request that ends.
 pub enum Booking {
@@ -48,7 +46,7 @@ pub struct Life {
     /// The row as far as it is known.
     pub row: Row,
     /// What the gates took and found.
-    pub passed: Passed,
+    pub passed: Sheet,
     /// Whose envelope our answers take.
     pub family: Family,
     /// CORS headers for every answer.
@@ -63,7 +61,8 @@ pub struct Life {
     pub sent: bool,
     /// Tokens of the answer's text that was relayed so far, estimated.
     pub relayed_tokens: u64,
-    price: Option<Arc<ModelPrice>>,
+    /// Where its price stands; `None` where no table knows one.
+    priced_by: Option<Rc<Route>>,
     /// The body was read, so whether a price is known can be said.
     is_understood: bool,
     /// Whether this endpoint uses tokens and money at all.
@@ -96,7 +95,7 @@ impl Life {
             estimated_input: 0,
             sent: false,
             relayed_tokens: 0,
-            price: None,
+            priced_by: None,
             is_understood: false,
             metered: true,
             judged: false,
@@ -142,8 +141,8 @@ impl Life {
     }
 
     /// The body was understood.
-    pub fn asked(&mut self, asked: &Asking, price: Option<Arc<ModelPrice>>) {
-        self.price = price;
+    pub fn asked(&mut self, asked: &Asking, priced_by: Option<Rc<Route>>) {
+        self.priced_by = priced_by;
         self.is_understood = true;
         self.row.model = CompactString::from(asked.model());
         self.row.stream = asked.stream();
@@ -226,12 +225,13 @@ impl Life {
         row.usage = usage.unwrap_or_default();
         let terms = Terms { tier: tier.as_deref(), unpriced_fee: fee };
         (row.cost, row.price) = if self.metered && self.is_understood {
-            cost_of(self.price.as_deref(), &row.usage, terms, self.now.wall)
+            let price = self.priced_by.as_ref().and_then(|route| route.price.as_deref());
+            cost_of(price, &row.usage, terms, self.now.wall)
         } else {
             (Some(NanoUsd(0)), PriceSource::Table) // refused unread, or counted tokens, which is free everywhere
         };
-        row.shadow = self.passed.shadow.clone();
-        row.suspended = self.passed.suspended.clone();
+        row.shadow = std::mem::take(&mut self.passed.shadow);
+        row.suspended = std::mem::take(&mut self.passed.suspended);
         row.reserved_tokens = self.passed.reserved_tokens;
         row.latency_us = end_ns.saturating_sub(self.now.mono.0) / 1_000;
         row.overhead_us += end_ns.saturating_sub(self.ours_since_ns) / 1_000;
@@ -272,7 +272,7 @@ impl Drop for Life {
             }
             self.settle(status, None);
         }
-        self.core.give_passed(std::mem::take(&mut self.passed));
+        self.core.give_passed(&mut self.passed);
     }
 }
 
