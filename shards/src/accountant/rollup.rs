@@ -8,8 +8,10 @@ mod file;
 mod totals;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 use super::period::HOUR_MS;
@@ -72,10 +74,9 @@ pub struct Rollup {
     limit_ids: Vec<Box<str>>,
     /// Where a scope's newest cell is: rows of one scope nearly always fall into the same hour as the one before.
     newest: Vec<u32>,
-    scope_by_key: HashMap<Box<[u8]>, u32>,
+    /// By [`scope_hash`]; of two scopes with one hash the later stands under the next number that is free.
+    scope_by_hash: HashMap<u64, u32, RandomState>,
     cell_by_key: HashMap<(u32, i64), u32>,
-    /// The key being looked up, kept for its memory.
-    key: Vec<u8>,
 }
 
 impl Rollup {
@@ -126,9 +127,12 @@ impl Rollup {
     fn scope_of(&mut self, row: &RowFacts<'_>) -> Result<u32, NodeError> {
         let crowded = self.scopes.len() >= SCOPES_MAX && !row.forwarded;
         let model = if crowded { OTHER_MODEL } else { &row.model };
-        scope_key(&mut self.key, &row.node, row.key_id.as_deref(), model, row.upstream.as_deref(), row.endpoint);
-        if let Some(scope) = self.scope_by_key.get(&*self.key) {
-            return Ok(*scope);
+        let mut hash = scope_hash(self.scope_by_hash.hasher(), row, model);
+        while let Some(&scope) = self.scope_by_hash.get(&hash) {
+            if self.scopes[scope as usize].is_of(row, model) {
+                return Ok(scope);
+            }
+            hash = hash.wrapping_add(1);
         }
         let scope = Scope {
             node: Node::parse(&row.node)?,
@@ -140,7 +144,7 @@ impl Rollup {
         let index = self.scopes.len() as u32; // a segment has fewer rows than 2^32
         self.scopes.push(scope);
         self.newest.push(u32::MAX);
-        self.scope_by_key.insert(self.key.as_slice().into(), index);
+        self.scope_by_hash.insert(hash, index);
         Ok(index)
     }
 
@@ -159,21 +163,25 @@ impl Rollup {
     }
 }
 
-/// Unambiguous bytes for a scope: each text behind its length, an absent one as a length no text has.
-fn scope_key(
-    key: &mut Vec<u8>,
-    node: &str,
-    key_id: Option<&str>,
-    model: &str,
-    upstream: Option<&str>,
-    endpoint: Endpoint,
-) {
-    key.clear();
-    key.push(endpoint as u8);
-    for text in [Some(node), key_id, Some(model), upstream] {
-        let length = text.map_or(u32::MAX, |text| text.len() as u32); // a line is at most 1 MiB
-        key.extend_from_slice(&length.to_le_bytes());
-        key.extend_from_slice(text.unwrap_or_default().as_bytes());
+/// One number for a scope, seeded per process: callers choose model names.
+fn scope_hash(hasher: &RandomState, row: &RowFacts<'_>, model: &str) -> u64 {
+    let mut hasher = hasher.build_hasher();
+    hasher.write_u8(row.endpoint as u8);
+    for text in [Some(&*row.node), row.key_id.as_deref(), Some(model), row.upstream.as_deref()] {
+        // The length keeps two texts apart, and an absent one from an empty one.
+        hasher.write_usize(text.map_or(usize::MAX, str::len));
+        hasher.write(text.unwrap_or_default().as_bytes());
+    }
+    hasher.finish()
+}
+
+impl Scope {
+    fn is_of(&self, row: &RowFacts<'_>, model: &str) -> bool {
+        self.endpoint == row.endpoint
+            && self.node.as_str() == row.node
+            && self.key_id.as_deref() == row.key_id.as_deref()
+            && &*self.model == model
+            && self.upstream.as_deref() == row.upstream.as_deref()
     }
 }
 

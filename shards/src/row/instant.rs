@@ -2,7 +2,6 @@
 //! and text sorts as time does.
 
 use jiff::Timestamp;
-use jiff::tz::Offset;
 
 use crate::units::WallMs;
 
@@ -15,24 +14,48 @@ const LATEST: WallMs = WallMs(253_402_207_200_000);
 
 /// Appends an instant. What lies outside the calendar (no clock of ours) is written as the nearest instant inside.
 pub(super) fn encode(wall: WallMs, out: &mut Vec<u8>) {
-    let instant = Timestamp::from_millisecond(wall.clamp(EARLIEST, LATEST).0).expect("clamped to what jiff has");
-    let at = Offset::UTC.to_datetime(instant); // plain arithmetic: no time zone data, no allocation
+    let ms = (wall.clamp(EARLIEST, LATEST).0 + EPOCH_DAY * DAY_MS).unsigned_abs(); // after that day, as all we write is
+    let (day, ms_of_day) = (ms / DAY_MS.unsigned_abs(), (ms % DAY_MS.unsigned_abs()) as u32); // a day has fewer than 2^32
+    let (year, month, day_of_month) = civil(day);
     let mut text = *b"0000-00-00T00:00:00.000Z";
-    let mut digits = |end: usize, width: usize, mut value: u32| {
-        for digit in text[end - width..end].iter_mut().rev() {
-            *digit = b'0' + (value % 10) as u8; // one decimal digit
-            value /= 10;
-        }
-    };
-    let two = |value: i8| u32::from(value.unsigned_abs());
-    digits(4, 4, u32::from(at.year().unsigned_abs()));
-    digits(7, 2, two(at.month()));
-    digits(10, 2, two(at.day()));
-    digits(13, 2, two(at.hour()));
-    digits(16, 2, two(at.minute()));
-    digits(19, 2, two(at.second()));
-    digits(23, 3, u32::from(at.millisecond().unsigned_abs()));
+    let mut two = |at: usize, value: u32| text[at..at + 2].copy_from_slice(&PAIRS[value as usize % 100]);
+    two(0, year / 100);
+    two(2, year % 100);
+    two(5, month);
+    two(8, day_of_month);
+    two(11, ms_of_day / 3_600_000);
+    two(14, ms_of_day / 60_000 % 60);
+    two(17, ms_of_day / 1_000 % 60);
+    two(20, ms_of_day % 1_000 / 10);
+    text[22] = b'0' + (ms_of_day % 10) as u8; // one decimal digit
     out.extend_from_slice(&text);
+}
+
+const DAY_MS: i64 = 86_400_000;
+/// Days from the first of March of the year −400 to 1970.
+const EPOCH_DAY: i64 = 719_468 + 146_097;
+
+/// `00` to `99`.
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[0; 2]; 100];
+    let mut at = 0;
+    while at < 100 {
+        pairs[at] = [b'0' + (at / 10) as u8, b'0' + (at % 10) as u8];
+        at += 1;
+    }
+    pairs
+};
+
+/// Year, month and day of a day counted from 1 March −400: [`days_since_1970`] backwards.
+fn civil(day: u64) -> (u32, u32, u32) {
+    let (era, day_of_era) = (day / 146_097, day % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let (month, next) = if month_from_march < 10 { (month_from_march + 3, 0) } else { (month_from_march - 9, 1) };
+    let year = (era * 400 + year_of_era + next).saturating_sub(400);
+    (year as u32, month as u32, day_of_month as u32) // years of four digits, and less
 }
 
 /// Reads an instant; our own shape quickly, any other RFC 3339 properly.

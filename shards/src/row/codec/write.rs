@@ -15,7 +15,7 @@ pub fn encode(row: &Row, replica: &str, out: &mut Vec<u8>) {
     line.number(",\"seq\":", row.seq);
     line.instant(",\"ts\":\"", row.ts);
     line.instant(",\"end\":\"", row.end);
-    line.word(",\"request_id\":\"", row.request_id.as_str());
+    line.bytes(",\"request_id\":\"", row.request_id.as_bytes());
     line.text(",\"replica\":", replica);
     line.text(",\"node\":", row.node.as_str());
     line.maybe(",\"key_id\":", row.key_id.as_deref(), Line::text);
@@ -53,45 +53,54 @@ struct Line<'o> {
     out: &'o mut Vec<u8>,
 }
 
+// Inlined with their keys, so that these are copied by a few instructions instead of a call each.
 impl Line<'_> {
+    #[inline(always)]
     fn raw(&mut self, text: &str) {
         self.out.extend_from_slice(text.as_bytes());
     }
 
+    #[inline(always)]
     fn number(&mut self, key: &str, value: u64) {
         self.raw(key);
         integer(value, self.out);
     }
 
+    #[inline(always)]
     fn flag(&mut self, key: &str, value: bool) {
         self.raw(key);
         self.raw(if value { "true" } else { "false" });
     }
 
     /// A word of ours that needs no escaping; the opening quote is part of the key.
+    #[inline(always)]
     fn word(&mut self, key: &str, value: &str) {
+        self.bytes(key, value.as_bytes());
+    }
+
+    /// The same.
+    #[inline(always)]
+    fn bytes(&mut self, key: &str, value: &[u8]) {
         self.raw(key);
-        self.raw(value);
+        self.out.extend_from_slice(value);
         self.raw("\"");
     }
 
+    #[inline(always)]
     fn text(&mut self, key: &str, value: &str) {
         self.raw(key);
-        if value.bytes().all(|byte| !matches!(byte, b'"' | b'\\' | 0..0x20)) {
-            self.out.push(b'"');
-            self.raw(value);
-            return self.out.push(b'"');
-        }
         json_string(value, self.out);
     }
 
+    #[inline(always)]
     fn instant(&mut self, key: &str, value: WallMs) {
         self.raw(key);
         instant::encode(value, self.out);
         self.raw("\"");
     }
 
-    fn maybe<T>(&mut self, key: &str, value: Option<T>, write: fn(&mut Self, &str, T)) {
+    #[inline(always)]
+    fn maybe<T>(&mut self, key: &str, value: Option<T>, write: impl FnOnce(&mut Self, &str, T)) {
         match value {
             Some(value) => write(self, key, value),
             None => {
@@ -101,6 +110,7 @@ impl Line<'_> {
         }
     }
 
+    #[inline(always)]
     fn list<'t>(&mut self, key: &str, values: impl Iterator<Item = &'t str>) {
         self.raw(key);
         for (place, value) in values.enumerate() {
@@ -109,6 +119,7 @@ impl Line<'_> {
         self.raw("]");
     }
 
+    #[inline(always)]
     fn reasons(&mut self, key: &str, reasons: &[(Arc<str>, Reason)]) {
         self.raw(key);
         for (place, (id, reason)) in reasons.iter().enumerate() {
