@@ -1,16 +1,17 @@
-//! A cell, a gauge, and the walk of both gates over 1, 5 and 20 limits, with settlement.
+//! A cell, a gauge, and the decision over 1, 5 and 20 limits: the walk of both gates, and its settlement.
 
+use std::cell::RefCell;
 use std::hint::black_box;
-use std::sync::Arc;
 
 use divan::Bencher;
 use shards::cell::Cell;
-use shards::gate::{Ask, Passed, after_parse, before_body};
+use shards::gate::{Ask, Passed, Verdict, after_parse, before_body};
 use shards::gauge::Gauge;
 use shards::limit::{AttachDecl, LimitDecl};
 use shards::meter::MeterBeat;
-use shards::plan::{CompileInput, LimitSet, compile};
+use shards::plan::{CompileInput, LimitSet, NodePlan, compile};
 use shards::rate::{Algorithm, RateParams, RateSpec};
+use shards::refusal::Family;
 use shards::registry::Registry;
 use shards::scope::{Endpoint, Node};
 use shards::settle::{OutputBound, Settlement};
@@ -37,8 +38,11 @@ fn cell_acquire(bencher: Bencher, algorithm: Algorithm) {
 
 #[divan::bench]
 fn gauge_lease_and_back(bencher: Bencher) {
-    let gauge = Arc::new(Gauge::new());
-    bencher.bench_local(|| black_box(gauge.try_lease(1_000)).is_ok());
+    let gauge = Gauge::new();
+    bencher.bench_local(|| match black_box(gauge.try_lease(1_000)) {
+        Ok(slot) => gauge.free(slot),
+        Err(full) => panic!("{full:?}"),
+    });
 }
 
 /// The five types, on the user, the team, the org and everybody, as the load harness configures them.
@@ -55,7 +59,7 @@ fn decl(index: usize) -> LimitDecl {
     let (kind, amount, period) = [
         ("rpm", "10000000", Some("1m")),
         ("tpm", "50000000000", Some("1m")),
-        ("concurrency", "100000", None),
+        ("concurrency", "4000000000", None), // the walk alone gives none back
         ("budget_usd", "1000000", Some("month")),
         ("quota_tokens", "1000000000000000", Some("month")),
     ][index % 5];
@@ -72,23 +76,90 @@ fn decl(index: usize) -> LimitDecl {
     }
 }
 
-#[divan::bench(args = [0, 1, 5, 20])]
-fn both_gates_and_settlement(bencher: Bencher, count: usize) {
-    let registry = Registry::new();
-    let plan = limits(count).plan_for(&node(CALLER), Endpoint::ChatCompletions, &registry);
-    let beat = MeterBeat::new();
-    let output = Some(OutputBound { cap: Some(200), choices: 1 });
-    let ask = Ask { model: "gpt-4o-mini", upstream: "provider", input_tokens: 150, output, free_price: false };
-    let mut passed = Passed::default();
-    let mut now = NOW;
-    bencher.bench_local(|| {
-        now.mono.0 += 100_000;
-        beat.beat(now.mono);
-        let first = before_body(&plan, now, 1, &mut passed);
-        let second = after_parse(&plan, now, 1, &beat, &ask, &mut passed);
-        passed.held.settle(now.mono, 1, Settlement::Used { tokens: 60 });
+/// A caller with so many limits, asking every 100 µs.
+struct Scene {
+    plan: NodePlan,
+    beat: MeterBeat,
+    now: Now,
+}
+
+impl Scene {
+    fn new(count: usize) -> Scene {
+        let plan = limits(count).plan_for(&node(CALLER), Endpoint::ChatCompletions, &Registry::new());
+        let beat = MeterBeat::new();
+        beat.beat(NOW.mono);
+        Scene { plan, beat, now: NOW }
+    }
+
+    /// Both gates: every limit asked, and taken.
+    fn walk(&mut self, passed: &mut Passed) {
+        self.now.mono.0 += 100_000;
+        self.beat.beat(self.now.mono);
+        let output = Some(OutputBound { cap: Some(200), choices: 1 });
+        let ask = Ask { model: "gpt-4o-mini", upstream: "provider", input_tokens: 150, output, free_price: false };
+        let first = before_body(&self.plan, self.now, 1, passed);
+        let second = after_parse(&self.plan, self.now, 1, &self.beat, &ask, passed);
+        assert!(matches!((first, second), (Verdict::Admitted, Verdict::Admitted)));
+    }
+
+    fn settle(&self, passed: &mut Passed) {
+        passed.held.settle(self.now.mono, 1, Settlement::Used { tokens: 60 });
         passed.clear();
-        black_box((first, second))
+    }
+}
+
+/// The decision alone: what is taken is forgotten, as if the request ran for ever.
+#[divan::bench(args = [0, 1, 5, 20])]
+fn gate_walk(bencher: Bencher, count: usize) {
+    let (mut scene, mut passed) = (Scene::new(count), Passed::default());
+    bencher.bench_local(|| {
+        scene.walk(&mut passed);
+        std::mem::forget(std::mem::take(&mut passed.held));
+        passed.facts.clear();
+    });
+}
+
+/// What the end of a request costs: reserves corrected, slots and facts given back. Few at a time, or the memory of those
+/// that wait would be measured.
+#[divan::bench(args = [0, 1, 5, 20], sample_size = 16, sample_count = 20_000)]
+fn settlement(bencher: Bencher, count: usize) {
+    let scene = RefCell::new(Scene::new(count));
+    let walked = || {
+        let mut passed = Passed::default();
+        scene.borrow_mut().walk(&mut passed);
+        passed
+    };
+    bencher.with_inputs(walked).bench_local_refs(|passed| scene.borrow().settle(passed));
+}
+
+#[divan::bench(args = [0, 1, 5, 20])]
+fn gate_walk_and_settlement(bencher: Bencher, count: usize) {
+    let (mut scene, mut passed) = (Scene::new(count), Passed::default());
+    bencher.bench_local(|| {
+        scene.walk(&mut passed);
+        scene.settle(&mut passed);
+    });
+}
+
+/// What a refused caller is told: the header lines and the JSON of a rate limit.
+#[divan::bench]
+fn refusal_spelled(bencher: Bencher) {
+    let one = LimitDecl { amount: Some("1".to_owned()), ..decl(0) };
+    let input = CompileInput { limits: &[one], retain_ms: u64::MAX, ..CompileInput::default() };
+    let set = compile(input).limits.expect("the limit of this benchmark is valid");
+    let plan = set.plan_for(&node(CALLER), Endpoint::ChatCompletions, &Registry::new());
+    let refusal = (0..2).find_map(|_| match before_body(&plan, NOW, 1, &mut Passed::default()) {
+        Verdict::Admitted => None,
+        Verdict::Refused(refusal) => Some(refusal),
+    });
+    let refusal = refusal.expect("one of two is over one a minute");
+    let (mut headers, mut body) = (Vec::with_capacity(1_024), Vec::with_capacity(1_024));
+    bencher.bench_local(|| {
+        headers.clear();
+        body.clear();
+        black_box(&refusal).headers(&mut headers);
+        refusal.body(Family::OpenAi, b"tt_01M8NJ1QSFWJCCTT5S0BVRQV6A", &mut body);
+        headers.len() + body.len()
     });
 }
 
