@@ -92,22 +92,33 @@ impl Passed {
         }
     }
 
-    fn refuse(&mut self, mut refusal: Refusal) -> Verdict {
+    #[cold]
+    fn refuse(&mut self, mut refusal: Box<Refusal>) -> Verdict {
         self.held.give_back();
         self.reserved_tokens = 0;
         refusal.suspended = self.suspended.clone();
-        Verdict::Refused(Box::new(refusal))
+        Verdict::Refused(refusal)
     }
 }
 
-/// What one limit says.
+/// What one limit says. Two words, so that an admission goes from limit to limit in registers.
 enum Answer {
     Under,
-    Over(Refusal),
+    OverInShadow,
+    Over(Box<Refusal>),
+}
+
+impl Answer {
+    /// The limit is over; only an enforcing one has anything to tell a caller.
+    #[cold]
+    fn over(armed: &Armed, refusal: impl FnOnce() -> Refusal) -> Answer {
+        if armed.limit.is_enforcing() { Answer::Over(Box::new(refusal())) } else { Answer::OverInShadow }
+    }
 }
 
 /// The walk of both gates: the first enforcing limit that is over answers, shadow limits that are over are noted, and
 /// amounts are never compared.
+#[inline]
 fn walk(armed: &[Rc<Armed>], passed: &mut Passed, mut ask: impl FnMut(&Rc<Armed>, &mut Passed) -> Answer) -> Verdict {
     for armed in armed {
         let answer = ask(armed, passed);
@@ -119,12 +130,12 @@ fn walk(armed: &[Rc<Armed>], passed: &mut Passed, mut ask: impl FnMut(&Rc<Armed>
 }
 
 /// What one limit's answer means for the walk; `None`: it goes on.
-#[inline]
+#[inline(always)]
 fn conclude(armed: &Armed, answer: Answer, passed: &mut Passed) -> Option<Verdict> {
     match answer {
         Answer::Under => None,
-        Answer::Over(refusal) if armed.limit.is_enforcing() => Some(passed.refuse(refusal)),
-        Answer::Over(_) => {
+        Answer::Over(refusal) => Some(passed.refuse(refusal)),
+        Answer::OverInShadow => {
             passed.shadow.push(armed.limit.id.clone());
             None
         }

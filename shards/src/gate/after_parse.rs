@@ -63,7 +63,7 @@ pub fn after_failover(
     })
 }
 
-#[inline]
+#[inline(always)]
 fn read(armed: &Armed, meter: &Meter, now: Now, beat: &MeterBeat, ask: &Ask<'_>, passed: &mut Passed) -> Answer {
     let limit = &armed.limit;
     if beat.is_stale(now.mono) {
@@ -81,12 +81,14 @@ fn read(armed: &Armed, meter: &Meter, now: Now, beat: &MeterBeat, ask: &Ask<'_>,
     if reading.observed < limit.amount {
         return Answer::Under;
     }
-    let mut refusal = Refusal::by_meter(armed, reading, now);
-    refusal.bound.convergence_lag_rows = converging.map(|_| meter.convergence_lag_rows(now.mono));
-    Answer::Over(refusal)
+    Answer::over(armed, || {
+        let mut refusal = Refusal::by_meter(armed, reading, now);
+        refusal.bound.convergence_lag_rows = converging.map(|_| meter.convergence_lag_rows(now.mono));
+        refusal
+    })
 }
 
-#[inline]
+#[inline(always)]
 fn reserve(armed: &Rc<Armed>, cell: &Cell, now: Now, n_live: u32, ask: &Ask<'_>, passed: &mut Passed) -> Answer {
     let Some(rate) = armed.limit.effective_rate(n_live) else { return Answer::Under }; // a cell only comes with a rate
     passed.note_share(&armed.limit);
@@ -98,6 +100,6 @@ fn reserve(armed: &Rc<Armed>, cell: &Cell, now: Now, n_live: u32, ask: &Ask<'_>,
             passed.note(armed, &rate, standing);
             Answer::Under
         }
-        Err(denied) => Answer::Over(Refusal::by_rate(armed, &rate, denied.retry)),
+        Err(denied) => Answer::over(armed, || Refusal::by_rate(armed, &rate, denied.retry)),
     }
 }

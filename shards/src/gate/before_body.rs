@@ -77,7 +77,7 @@ impl<'p> BeforeBody<'p> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn ask_here(armed: &Rc<Armed>, now: Now, n_live: u32, passed: &mut Passed) -> Answer {
     match &armed.counter {
         Counter::Cell(cell) => count(armed, cell, now, n_live, passed),
@@ -86,7 +86,7 @@ fn ask_here(armed: &Rc<Armed>, now: Now, n_live: u32, passed: &mut Passed) -> An
     }
 }
 
-#[inline]
+#[inline(always)]
 fn count(armed: &Rc<Armed>, cell: &Cell, now: Now, n_live: u32, passed: &mut Passed) -> Answer {
     let Some(rate) = armed.limit.effective_rate(n_live) else { return Answer::Under }; // a cell only comes with a rate
     passed.note_share(&armed.limit);
@@ -95,7 +95,7 @@ fn count(armed: &Rc<Armed>, cell: &Cell, now: Now, n_live: u32, passed: &mut Pas
             passed.note(armed, &rate, standing);
             Answer::Under
         }
-        Err(denied) => Answer::Over(Refusal::by_rate(armed, &rate, denied.retry)),
+        Err(denied) => Answer::over(armed, || Refusal::by_rate(armed, &rate, denied.retry)),
     }
 }
 
@@ -104,7 +104,7 @@ fn told(armed: &Rc<Armed>, reply: &ScriptReply, now: Now, passed: &mut Passed) -
     let Some(rate) = &armed.limit.rate else { return Answer::Under }; // only rates are counted in a store
     let (admitted, retry, standing) = rate.read_script(reply, 1);
     if !admitted {
-        return Answer::Over(Refusal::by_rate(armed, rate, retry));
+        return Answer::over(armed, || Refusal::by_rate(armed, rate, retry));
     }
     if let Counter::Cell(cell) = &armed.counter {
         cell.debit(rate, now.mono, 1);
@@ -113,7 +113,7 @@ fn told(armed: &Rc<Armed>, reply: &ScriptReply, now: Now, passed: &mut Passed) -
     Answer::Under
 }
 
-#[inline]
+#[inline(always)]
 fn lease(armed: &Rc<Armed>, gauge: &Gauge, n_live: u32, passed: &mut Passed) -> Answer {
     // The plan compiler keeps amounts inside 32 bits, and a share is smaller.
     passed.note_share(&armed.limit);
@@ -127,7 +127,7 @@ fn lease(armed: &Rc<Armed>, gauge: &Gauge, n_live: u32, passed: &mut Passed) -> 
             if !armed.limit.is_enforcing() {
                 passed.held.keep_lease(armed, gauge.lease_over()); // it will run, so it counts
             }
-            Answer::Over(Refusal::by_gauge(armed, full))
+            Answer::over(armed, || Refusal::by_gauge(armed, full))
         }
     }
 }
