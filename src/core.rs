@@ -75,7 +75,7 @@ pub struct Core {
     ids: Cell<u128>,
     ticks: Cell<u64>,
     date: RefCell<DateCache>,
-    passed: RefCell<Vec<Box<Passed>>>,
+    sheets: RefCell<Vec<Sheet>>,
     answer_heads: RefCell<Vec<ResponseHead>>,
 }
 
@@ -154,7 +154,7 @@ impl Core {
             ids: Cell::new(u128::from_le_bytes(seed)),
             ticks: Cell::new(0),
             date: RefCell::default(),
-            passed: RefCell::default(),
+            sheets: RefCell::default(),
             answer_heads: RefCell::default(),
             shared,
         })
@@ -248,16 +248,16 @@ impl Core {
 
     /// An empty verdict sheet, reused between requests.
     pub fn take_passed(&self) -> Sheet {
-        Sheet(Some(self.passed.borrow_mut().pop().unwrap_or_default()))
+        self.sheets.borrow_mut().pop().unwrap_or_else(|| Sheet(Some(Box::default())))
     }
 
     /// Takes a verdict sheet back. What it still holds is returned to its counters.
     pub fn give_passed(&self, sheet: &mut Sheet) {
         let Some(mut passed) = sheet.0.take() else { return };
         passed.clear();
-        let mut kept = self.passed.borrow_mut();
+        let mut kept = self.sheets.borrow_mut();
         if kept.len() < KEPT_MAX {
-            kept.push(passed);
+            kept.push(Sheet(Some(passed)));
         }
     }
 

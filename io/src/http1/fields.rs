@@ -259,7 +259,7 @@ fn name_end(buf: &[u8], mut at: usize) -> Option<usize> {
         let is_in = |bytes: u64, from: u8, to: u8| {
             (bytes + EACH * u64::from(0x80 - from)) & !(bytes + EACH * u64::from(0x7f - to))
         };
-        let usual = is_in(low | EACH * 0x20, b'a', b'z') | is_in(low, b'0', b'9') | is_in(low, b'-', b'-');
+        let usual = is_in(low | (EACH * 0x20), b'a', b'z') | is_in(low, b'0', b'9') | is_in(low, b'-', b'-');
         let other = (!usual | word) & TOP;
         if other == 0 {
             at += 8;
