@@ -11,6 +11,7 @@
 pub mod life;
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::rc::Rc;
 
 use io::http1::{Method, target};
@@ -26,7 +27,7 @@ use shards::suspend::Reason;
 use smallvec::SmallVec;
 
 use self::life::Life;
-use crate::body::{self, BodyFault};
+use crate::body::{self, Body, BodyFault};
 use crate::caller::{self, Caller};
 use crate::config::UnpricedModels;
 use crate::connection::{After, Client, WRITE_STALL_NS, family_of};
@@ -136,10 +137,10 @@ async fn govern(
 
     // The body, and what it asks for.
     let server = &rules.config.server;
-    let range = body::receive(client, head_len, server.max_body_bytes, ns(server.body_timeout)).await;
-    let range = range.map_err(|fault| body_stop(fault, server.max_body_bytes))?;
+    let body = body::receive(client, head_len, server.max_body_bytes, ns(server.body_timeout), &core.inspector).await;
+    let Body { range, asked } = body.map_err(|fault| body_stop(fault, server.max_body_bytes))?;
     life.body_read();
-    let asked = inspect(core, client, &range, endpoint)?;
+    let asked = inspect(client, &range, asked, endpoint)?;
 
     // Which provider, and whether this caller may use it. What a pass-through path costs, no table knows.
     let route = view.routes.of(rules, crate::rules::api_of(endpoint), asked.model());
@@ -262,18 +263,22 @@ fn is_json(client: &Client, body: &[u8]) -> bool {
         || body.trim_ascii_start().starts_with(b"{")
 }
 
-/// Reads what the body says. A pass-through path may carry anything; every other one carries JSON.
-fn inspect(core: &Core, client: &Client, range: &std::ops::Range<usize>, endpoint: Endpoint) -> Result<Asking, Stop> {
-    let bytes = client.buf.get(range.clone()).unwrap_or_default();
+/// What the body says, if it may be believed. A pass-through path may carry anything; every other one carries JSON.
+fn inspect(
+    client: &Client,
+    range: &Range<usize>,
+    asked: Result<Asked, BadBody>,
+    endpoint: Endpoint,
+) -> Result<Asking, Stop> {
     let encoding = client.head.fields.get(&client.buf, "content-encoding");
     if encoding.is_some_and(|encoding| !encoding.trim_ascii().eq_ignore_ascii_case(b"identity")) {
         return Err(stop(Fault::Encoded, "a compressed body cannot be governed; send it without content-encoding"));
     }
-    let mut inspector = core.inspector.borrow_mut();
-    match inspector.inspect(bytes) {
+    let is_json = || is_json(client, client.buf.get(range.clone()).unwrap_or_default());
+    match asked {
         Ok(asked) => Ok(Asking(Some(asked))),
         // A form or a file names no model we could match; JSON that hides its model is refused like everywhere.
-        Err(_) if endpoint == Endpoint::Passthrough && !is_json(client, bytes) => Ok(Asking(None)),
+        Err(_) if endpoint == Endpoint::Passthrough && !is_json() => Ok(Asking(None)),
         Err(BadBody::NoModel) if endpoint == Endpoint::Passthrough => Ok(Asking(None)),
         Err(bad) => Err(stop(Fault::InvalidRequest, bad.to_string())),
     }

@@ -1,5 +1,5 @@
-//! Request bodies: nothing panics, what is accepted reads the same to another parser, and asking for usage changes
-//! nothing else.
+//! Request bodies: nothing panics, pieces of any size give what the whole gives, what is accepted reads the same to another
+//! parser, and asking for usage changes nothing else.
 #![no_main]
 
 use io::json::Inspector;
@@ -12,7 +12,17 @@ thread_local! {
 }
 
 fuzz_target!(|body: &[u8]| {
-    let Ok(asked) = INSPECTOR.with_borrow_mut(|inspector| inspector.inspect(body)) else { return };
+    let asked = INSPECTOR.with_borrow_mut(|inspector| {
+        let asked = inspector.inspect(body);
+        // The first byte decides how large the pieces are.
+        inspector.begin();
+        let step = usize::from(body.first().copied().unwrap_or_default() % 8) + 1;
+        (step..body.len()).step_by(step).for_each(|end| inspector.read(&body[..end]));
+        inspector.read(body);
+        assert_eq!(inspector.finish(body), asked);
+        asked
+    });
+    let Ok(asked) = asked else { return };
     // Its parser does not nest as deep and refuses numbers beyond f64.
     let Ok(mut expected) = serde_json::from_slice::<Value>(body) else { return };
     assert_eq!(expected["model"].as_str(), Some(asked.model.as_str()));

@@ -24,6 +24,6 @@ pub use alarm::{Alarm, sleep};
 pub use buffers::{give_buffer, take_buffer};
 pub use driver::{DriverChoice, DriverError, DriverInUse, DriverKind, run_core};
 pub use socket::{Beside, Fill, Socket, read_beside};
-pub use task::{Event, spawn};
+pub use task::{Event, let_others_run, spawn};
 pub use tls::{ClientTls, ServerTls, TlsError};
 pub(crate) use tls::{pem_roots, system_roots};

@@ -3,7 +3,7 @@
 //! These tests may never be deleted as "testing the library": they pin that waiting on readiness may be given up
 //! at any time without losing a byte or a descriptor, which a dropped read under io_uring does not allow.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::net::{TcpListener as StdListener, TcpStream as StdStream};
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use io::clock::mono_ns;
 use io::doorbell::doorbell;
 use io::listen::{Listener, StopAccepting, bind_all};
 use io::runtime::{
-    Alarm, Beside, ClientTls, DriverChoice, DriverKind, Event, Fill, ServerTls, Socket, read_beside, run_core, sleep,
-    spawn,
+    Alarm, Beside, ClientTls, DriverChoice, DriverKind, Event, Fill, ServerTls, Socket, let_others_run, read_beside,
+    run_core, sleep, spawn,
 };
 use io::upstream::{Addresses, ConnectError, Pool, Target, connect};
 
@@ -63,6 +63,30 @@ fn waits_given_up_lose_no_byte() {
             assert_eq!(got, round.to_be_bytes());
         }
     });
+}
+
+#[test]
+fn on_epoll_an_event_is_heard_between_two_turns_of_a_task_that_never_waits() {
+    run_core(DriverChoice::Epoll, async |_| {
+        let (mut socket, mut far) = pair().await;
+        // Tasks that are ready together let the runtime go round that often before it asks the kernel.
+        (0..50).for_each(|_| spawn(async {}, || ()));
+        let turns = Rc::new(Cell::new(0));
+        let counted = turns.clone();
+        spawn(
+            async move {
+                while counted.get() < 10_000 {
+                    let_others_run().await;
+                    counted.set(counted.get() + 1);
+                }
+            },
+            || (),
+        );
+        far.write_all(b"x").unwrap();
+        assert!(socket.readable(mono_ns() + 5 * SECOND_NS).await);
+        assert!(turns.get() < 10, "{} turns", turns.get());
+    })
+    .unwrap();
 }
 
 #[test]

@@ -37,11 +37,27 @@ fn body(bytes: usize) -> Vec<u8> {
         .into_bytes()
 }
 
-#[divan::bench(args = [500, 10_000, 1_000_000])]
+#[divan::bench(args = [500, 10_000, 1_000_000, 10_000_000])]
 fn request_json(bencher: Bencher, bytes: usize) {
-    let body = body(bytes);
+    inspect(bencher, &body(bytes));
+}
+
+/// The same of other kinds of text: a picture, text that is not ASCII, token numbers, and nothing but structure.
+#[divan::bench(args = ["base64", "chinese", "tokens", "structure"])]
+fn request_json_of_64_kb(bencher: Bencher, kind: &str) {
+    let filler = match kind {
+        "base64" => format!("\"{}\"", "QUJDRA+/".repeat(8_000)),
+        "chinese" => format!("\"{}\"", "敏捷的棕色狐狸跳过懒狗。".repeat(1_777)),
+        "tokens" => vec!["31845"; 10_666].join(","),
+        _ => vec!["{\"a\":[]}"; 6_400].join(","),
+    };
+    inspect(bencher, format!("{{\"model\":\"gpt-4o-mini\",\"input\":[{filler}]}}").as_bytes());
+}
+
+fn inspect(bencher: Bencher, body: &[u8]) {
     let mut inspector = Inspector::default();
-    bencher.counter(BytesCount::of_slice(&body)).bench_local(|| black_box(inspector.inspect(&body)).is_ok());
+    assert!(inspector.inspect(body).is_ok());
+    bencher.counter(BytesCount::of_slice(body)).bench_local(|| black_box(inspector.inspect(body)).is_ok());
 }
 
 /// A megabyte of chat chunks, in reads of 16 KB.

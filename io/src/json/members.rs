@@ -46,6 +46,8 @@ const NAMES: [(&str, Member); 17] = [
     ("service_tier", Member::ServiceTier),
 ];
 const LONGEST_NAME: usize = "max_completion_tokens".len();
+/// No spelling that could be mistaken for a member has more bytes: the Kelvin sign takes three.
+pub(crate) const LONGEST_SPELLING: usize = 3 * LONGEST_NAME;
 
 impl Member {
     pub(crate) fn name(self) -> &'static str {

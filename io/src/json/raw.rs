@@ -1,8 +1,8 @@
 //! Walks over JSON text without building anything: where a string, a value, a member ends.
 //!
 //! For text that is known or hoped to be well-formed. On text that is not, the walk ends early (`None`); it never
-//! panics, never recurses and never reads beyond the slice. Used to find byte ranges in a request body that simd-json
-//! has already accepted, and to read the small usage object of an answer.
+//! panics, never recurses and never reads beyond the slice. Used to read the small usage object of an
+//! answer; what others send us is read by [`super::Inspector`].
 
 /// The first byte at or after `at` that is not JSON whitespace.
 pub(crate) fn skip_space(text: &[u8], at: usize) -> usize {

@@ -1,7 +1,10 @@
 //! Bodies as clients send them, and as clients should not.
 
+use super::members::Member;
 use super::*;
 use proptest::prelude::*;
+
+mod oracle;
 
 fn inspect(body: &str) -> Result<Asked, BadBody> {
     Inspector::default().inspect(body.as_bytes())
@@ -39,7 +42,6 @@ fn one_inspector_reads_many_bodies_and_errors_leave_no_trace() {
     assert!(inspector.inspect(b"[1,2,3]").is_err());
     let large = format!(r#"{{"model":"b","prompt":"{}"}}"#, "x".repeat(3 << 20));
     assert_eq!(inspector.inspect(large.as_bytes()).unwrap().input_bytes, 3 << 20);
-    assert!(inspector.scratch.capacity() <= KEPT_BYTES);
     assert_eq!(inspector.inspect(body).unwrap(), first);
 }
 
@@ -282,11 +284,250 @@ fn prompt_text_is_counted_wherever_it_stands() {
 }
 
 #[test]
-fn a_body_of_nothing_but_structure_is_refused_before_it_is_parsed() {
-    for filler in ["[", "[],", "1,", "{\"\":"] {
-        let body = format!(r#"{{"model":"m","x":[{}"#, filler.repeat(2_000_000));
-        assert_eq!(inspect(&body), Err(BadBody::TooManyValues), "{filler}");
+fn a_body_of_nothing_but_structure_is_refused_where_it_goes_too_far() {
+    let body = |filler: &str| format!(r#"{{"model":"m","x":[{}"#, filler.repeat(2_000_000));
+    for filler in ["[],", "1,"] {
+        assert_eq!(inspect(&body(filler)), Err(BadBody::TooManyValues), "{filler}");
     }
+    for filler in ["[", "{\"\":"] {
+        assert!(matches!(inspect(&body(filler)), Err(BadBody::NotJson { near_byte: 0..1_000 })), "{filler}");
+    }
+}
+
+/// Reads a body that comes in pieces that end at these places.
+fn in_pieces(body: &[u8], ends: impl IntoIterator<Item = usize>) -> Result<Asked, BadBody> {
+    let mut inspector = Inspector::default();
+    ends.into_iter().for_each(|end| inspector.read(&body[..end.min(body.len())]));
+    inspector.read(body);
+    inspector.finish(body)
+}
+
+/// What both readers say, apart from where a body that is not JSON goes wrong.
+fn agreed(asked: Result<Asked, BadBody>) -> Result<Asked, BadBody> {
+    asked.map_err(|bad| match bad {
+        BadBody::NotJson { .. } => BadBody::NotJson { near_byte: 0 },
+        bad => bad,
+    })
+}
+
+fn hold_against_the_oracle(body: &[u8]) {
+    let whole = Inspector::default().inspect(body);
+    assert_eq!(agreed(whole.clone()), agreed(oracle::inspect(body)), "{}", String::from_utf8_lossy(body));
+    if let Err(BadBody::NotJson { near_byte }) = whole {
+        assert!(near_byte <= body.len());
+    }
+}
+
+/// A JSON text that is likely to mean something: keys that are governed or count, values of all kinds.
+fn text(keys: &'static [&'static str]) -> impl Strategy<Value = String> {
+    let string = prop_oneof![
+        4 => "[a-z ]{0,12}",
+        1 => "[A-Za-z0-9+/]{60,70}",
+        1 => prop::sample::select(vec!["image", "image_url", "input_image", "data:x", "café", "漢字", "😀"])
+            .prop_map(str::to_owned),
+        1 => any::<String>(),
+    ];
+    let string = (string, 0_u8..4).prop_map(|(text, escaped)| match escaped {
+        0 => text.encode_utf16().fold("\"".to_owned(), |json, unit| json + &format!("\\u{unit:04x}")) + "\"",
+        1 => serde_json::to_string(&text).unwrap().replace('/', "\\/"),
+        _ => serde_json::to_string(&text).unwrap(),
+    });
+    let number = prop_oneof![
+        any::<i32>().prop_map(|number| number.to_string()),
+        any::<f64>().prop_map(|number| serde_json::json!(number).to_string()),
+        "-?(0|[1-9][0-9]{0,25})(\\.[0-9]{1,4})?([eE][-+]?[0-9]{1,3})?",
+    ];
+    let word = prop::sample::select(vec!["true", "false", "null", "{}", "[]", "[ ]", "{ }"]).prop_map(str::to_owned);
+    let key = prop_oneof![
+        8 => prop::sample::select(keys).prop_map(|key| serde_json::to_string(key).unwrap()),
+        1 => prop::sample::select(keys)
+            .prop_map(|key| key.encode_utf16().fold("\"".to_owned(), |json, unit| json + &format!("\\u{unit:04x}")) + "\""),
+        1 => prop::sample::select(keys).prop_map(|key| serde_json::to_string(&key.to_uppercase()).unwrap()),
+        1 => string.clone(),
+    ];
+    let space = prop::sample::select(vec!["", "", "", " ", "\n", "\t ", "\r\n"]);
+    prop_oneof![3 => string, 2 => number, 2 => word].prop_recursive(4, 40, 6, move |inner| {
+        let members = prop::collection::vec((key.clone(), space.clone(), inner.clone()), 0..6);
+        let elements = prop::collection::vec((inner, space.clone()), 0..6);
+        prop_oneof![
+            3 => members.prop_map(|members| {
+                let members: Vec<_> = members.iter().map(|(key, space, value)| format!("{space}{key}{space}:{space}{value}")).collect();
+                format!("{{{}}}", members.join(","))
+            }),
+            1 => elements.prop_map(|elements| {
+                let elements: Vec<_> = elements.iter().map(|(value, space)| format!("{space}{value}{space}")).collect();
+                format!("[{}]", elements.join(","))
+            }),
+        ]
+    })
+}
+
+const KEYS: &[&str] = &[
+    "model",
+    "stream",
+    "stream_options",
+    "include_usage",
+    "max_tokens",
+    "max_output_tokens",
+    "n",
+    "best_of",
+    "messages",
+    "prompt",
+    "input",
+    "system",
+    "tools",
+    "functions",
+    "service_tier",
+    "type",
+    "role",
+    "content",
+    "image_url",
+    "url",
+    "data",
+    "source",
+    "text",
+    "id",
+    "x",
+];
+
+/// A body with the members that are governed, in any order, each maybe there, some maybe twice.
+fn governed_body() -> impl Strategy<Value = String> {
+    let options = prop::collection::vec(
+        (prop::sample::select(vec!["include_usage", "a", "Include_usage", "include\\u005fusage"]), text(KEYS)),
+        0..3,
+    );
+    let usage = prop::sample::select(vec!["true", "false", "null", "1"]);
+    let options = (options, usage).prop_map(|(options, usage)| {
+        let options: Vec<_> = options
+            .iter()
+            .map(|(key, value)| format!("\"{key}\": {}", if key.starts_with("include") { usage } else { value }))
+            .collect();
+        format!("{{{}}}", options.join(" ,"))
+    });
+    let member = prop_oneof![
+        2 => Just(r#""model":"m""#.to_owned()),
+        1 => prop::sample::select(vec!["true", "false", "null", "0"]).prop_map(|value| format!("\"stream\" :{value}")),
+        3 => options.prop_map(|options| format!("\"stream_options\" : {options}")),
+        2 => (prop::sample::select(vec!["messages", "input", "prompt", "tools", "n", "max_tokens"]), text(KEYS))
+            .prop_map(|(key, value)| format!("\"{key}\":{value}")),
+        1 => ("[a-z]{1,4}", text(KEYS)).prop_map(|(key, value)| format!("\"{key}\":{value}")),
+    ];
+    prop::collection::vec(member, 0..6).prop_map(|members| format!(" {{{}}} ", members.join(",")))
+}
+
+#[test]
+fn what_is_seeded_for_the_fuzzer_is_read_as_the_oracle_reads_it() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/request_json");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let body = std::fs::read(entry.unwrap().path()).unwrap();
+        hold_against_the_oracle(&body);
+        let whole = Inspector::default().inspect(&body);
+        for at in 0..body.len() {
+            assert_eq!(in_pieces(&body, [at]), whole);
+            // Cut off anywhere, it is no JSON any more.
+            hold_against_the_oracle(&body[..at]);
+        }
+        assert_eq!(in_pieces(&body, 0..body.len()), whole, "byte by byte");
+        count += 1;
+    }
+    assert!(count > 0, "no seeds in {folder}");
+}
+
+#[test]
+fn nesting_numbers_and_words_end_where_the_oracle_ends_them() {
+    let nested = |depth: usize| format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(depth), "]".repeat(depth));
+    let mut bodies = vec![nested(126), nested(127), nested(128), nested(129)];
+    for value in [
+        "0",
+        "-0",
+        "00",
+        "01",
+        "-",
+        "--1",
+        "1.",
+        ".5",
+        "1.5",
+        "-0.0",
+        "1e",
+        "1e+",
+        "1e5",
+        "1E-5",
+        "1e400",
+        "-1e400",
+        "1e-400",
+        "1e308",
+        "1.7976931348623159e308",
+        "+1",
+        "1x",
+        "0x1",
+        "1_0",
+        "Infinity",
+        "NaN",
+        "tru",
+        "true",
+        "truex",
+        "nul",
+        "null",
+        "nullx",
+        "False",
+        "\"a\"",
+        "\"a",
+        "a",
+        "'a'",
+        "\u{b}1",
+        "1\u{c}",
+        "1\0",
+        "[1,]",
+        "[,1]",
+        "[1 2]",
+        "{\"a\"}",
+        "{\"a\":}",
+        "{\"a\":1,}",
+        "{,}",
+        "{1:2}",
+        "[}",
+        "{]",
+        "[1}",
+        "{\"a\":1]",
+        "]",
+        "}",
+        ":",
+        ",",
+    ] {
+        bodies.extend([value.to_owned(), format!(" {value} ")]);
+        for member in ["x", "max_tokens", "stream", "messages", "stream_options"] {
+            bodies.push(format!(r#"{{"model":"m","{member}":{value}}}"#));
+            bodies.push(format!(r#"{{"{member}":[{value}],"model":"m"}}"#));
+        }
+    }
+    let long = format!(r#"{{"model":"m","n":{},"x":{}}}"#, "9".repeat(309), "9".repeat(310));
+    bodies.push(format!(r#"{{"model":"m","n":{}}}"#, "9".repeat(308)));
+    bodies.push(long);
+    for body in &bodies {
+        hold_against_the_oracle(body.as_bytes());
+        let whole = inspect(body);
+        assert_eq!(in_pieces(body.as_bytes(), 0..body.len()), whole, "{body}");
+    }
+    // The one place where they differ: a number of this length is nobody's.
+    let endless = format!(r#"{{"model":"m","x":0.{}1}}"#, "0".repeat(2_000));
+    assert!(matches!(inspect(&endless), Err(BadBody::NotJson { near_byte: 17 })));
+    assert_eq!(in_pieces(endless.as_bytes(), 0..endless.len()), inspect(&endless));
+}
+
+#[test]
+fn a_large_body_is_the_same_in_pieces_as_they_come_from_a_socket() {
+    let picture = "QUJD".repeat(100_000);
+    let prose = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 漢字 \\n".repeat(5_000);
+    let body = format!(
+        r#"{{"messages":[{{"role":"user","content":[{{"type":"text","text":"{prose}"}},{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{picture}"}}}},{{"type":"file","data":"{picture}"}}]}}],"model":"m","stream":true}}"#
+    );
+    let whole = inspect(&body).unwrap();
+    assert_eq!((whole.input_bytes, whole.images), ((prose.len() - 5_000) as u64, 1));
+    for step in [1_000, 4_096, 65_536, 131_072] {
+        assert_eq!(in_pieces(body.as_bytes(), (0..body.len()).step_by(step)), Ok(whole.clone()), "{step}");
+    }
+    hold_against_the_oracle(body.as_bytes());
 }
 
 proptest! {
@@ -315,6 +556,27 @@ proptest! {
         let object = expected.as_object_mut().unwrap();
         object.entry("stream_options").or_insert_with(|| serde_json::json!({}))["include_usage"] = true.into();
         prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap(), expected);
+    }
+
+    #[test]
+    fn any_json_is_read_as_the_oracle_reads_it_and_the_same_in_any_pieces(
+        body in prop_oneof![text(KEYS), governed_body()],
+        step in 1_usize..40,
+        change in prop::option::of((any::<prop::sample::Index>(), any::<u8>(), 0_u8..3)),
+    ) {
+        let mut body = body.into_bytes();
+        if let Some((at, byte, how)) = change && !body.is_empty() {
+            let at = at.index(body.len());
+            match how {
+                0 => body[at] = byte,
+                1 => body.insert(at, byte),
+                _ => drop(body.remove(at)),
+            }
+        }
+        hold_against_the_oracle(&body);
+        let whole = Inspector::default().inspect(&body);
+        prop_assert_eq!(in_pieces(&body, (0..body.len()).step_by(step)), whole.clone());
+        prop_assert_eq!(in_pieces(&body, 0..body.len()), whole);
     }
 
     #[test]
