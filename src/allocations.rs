@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mimalloc::MiMalloc;
+use crate::memory::large::Allocator;
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -14,7 +14,7 @@ pub fn count() -> u64 {
 }
 
 /// The usual allocator, counted.
-pub struct Counting(pub MiMalloc);
+pub struct Counting(pub Allocator);
 
 // SAFETY: every call goes to the inner allocator as it came; the counter touches no memory of the caller's.
 unsafe impl GlobalAlloc for Counting {

@@ -96,6 +96,9 @@ async fn serve(start: Start, shared: Arc<Shared>) -> std::io::Result<()> {
         || std::process::abort(),
     );
 
+    let memory = core.clone();
+    spawn(async move { memory.owed.keep_giving_back().await }, || std::process::abort());
+
     accept(&core, &listener, &connections).await;
     drop(listener);
     drain(&core).await;

@@ -7,10 +7,11 @@ use tokentriage::cli::{self, Bodies, Failure, Outcome};
 
 #[cfg(not(feature = "count-allocations"))]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tokentriage::memory::large::Allocator = tokentriage::memory::large::Allocator;
 #[cfg(feature = "count-allocations")]
 #[global_allocator]
-static ALLOCATOR: tokentriage::allocations::Counting = tokentriage::allocations::Counting(mimalloc::MiMalloc);
+static ALLOCATOR: tokentriage::allocations::Counting =
+    tokentriage::allocations::Counting(tokentriage::memory::large::Allocator);
 
 fn main() -> ExitCode {
     cli::main(&Bodies { run: boot::command, keys: cli::keys::run, query: cli::query::run, mock })

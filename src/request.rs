@@ -72,7 +72,7 @@ pub async fn serve(core: &Rc<Core>, client: &mut Client, head_len: usize) -> Aft
         Ok(after) => after,
         Err(stop) => answer(core, client, head_len, &mut life, stop).await,
     };
-    core.owed.after(client.buf.capacity());
+    core.owed.after_request();
     after
 }
 
