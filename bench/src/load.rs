@@ -112,6 +112,8 @@ pub struct Load {
     pub timeout_ns: u64,
     pub threads: usize,
     pub cpus: Vec<usize>,
+    /// It runs beside the load that is measured, and must not hold that one up where they share a CPU.
+    pub is_beside: bool,
 }
 
 /// When a load begins to count and when it ends, in ns since `origin`.
@@ -160,6 +162,9 @@ pub fn start(load: &Load, window: Window) -> io::Result<Running> {
         let thread = std::thread::Builder::new().name(format!("load-{index}")).spawn(move || {
             let _ = sys::pin_this_thread(&load.cpus); // the report says what was pinned, from the same list
             sys::tighten_timers();
+            if load.is_beside {
+                sys::step_back();
+            }
             Worker::new(&load, window, &live, index, threads)?.run()
         })?;
         running.threads.push(thread);

@@ -32,7 +32,10 @@ pub fn prepare(
     settings: &Settings,
     placement: &Placement,
 ) -> Prepared {
-    let beside = spec.beside.as_ref().map(|beside| load(beside, beside.rate, target, settings, placement));
+    let beside = spec
+        .beside
+        .as_ref()
+        .map(|beside| Load { is_beside: true, ..load(beside, beside.rate, target, settings, placement) });
     let main = load(spec, rate.or(spec.rate), target, settings, placement);
     let frames = if spec.stream.unwrap_or(false) { settings.chunks } else { 0 };
     Prepared { main, beside, frames }
@@ -64,6 +67,7 @@ fn load(spec: &LoadSpec, rate: Option<f64>, target: &Target, settings: &Settings
         timeout_ns: spec.timeout_ms.unwrap_or(10_000) * 1_000_000,
         threads: placement.load.len().min(8),
         cpus: placement.load.clone(),
+        is_beside: false,
     }
 }
 

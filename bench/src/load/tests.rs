@@ -21,6 +21,7 @@ fn load(target: SocketAddr, pace: Pace, expect: Expect, connections: usize) -> L
         timeout_ns: 2_000_000_000,
         threads: 1,
         cpus: sys::usable_cpus(),
+        is_beside: false,
     }
 }
 

@@ -18,6 +18,8 @@ use crate::wire::{Fault, Progress, Reader};
 const SWEEP_NS: u64 = 50_000_000;
 /// After a connection failed, the next try waits, so that a dead target is not hammered.
 const RETRY_NS: u64 = 10_000_000;
+/// One write of a large body: the kernel copies it in one go, and whoever shares the CPU waits as long.
+const WRITE_BYTES: usize = 64 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -237,11 +239,14 @@ impl<'a> Worker<'a> {
                 if in_body == body.len() {
                     break Ok(true);
                 }
-                socket.write(&body[in_body..])
+                socket.write(&body[in_body..body.len().min(in_body + WRITE_BYTES)])
             } else if body.is_empty() {
                 socket.write(&conn.out[conn.sent..])
             } else {
-                socket.write_vectored(&[IoSlice::new(&conn.out[conn.sent..]), IoSlice::new(body)])
+                socket.write_vectored(&[
+                    IoSlice::new(&conn.out[conn.sent..]),
+                    IoSlice::new(&body[..body.len().min(WRITE_BYTES)]),
+                ])
             };
             match written {
                 Ok(count) => conn.sent += count,
