@@ -28,7 +28,8 @@ const MEASURES: &[&str] = &[
     "allocations_per_request",
     "redis_cpu_us",
 ];
-const FACTS: &[&str] = &["rss_idle_mb", "rss_after_mb", "rss_peak_mb", "syscalls_per_request", "dropped_rows"];
+const FACTS: &[&str] =
+    &["rss_idle_mb", "rss_after_mb", "rss_peak_mb", "syscalls_per_request", "dropped_rows", "first_call_cpu_us"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {

@@ -13,7 +13,7 @@ mod worker;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -101,6 +101,8 @@ pub struct Load {
     pub request: Request,
     /// Taken in turn, one per request.
     pub keys: Arc<[String]>,
+    /// How many were taken, by all windows of this load: the next one goes on where the last one ended.
+    pub keys_taken: Arc<AtomicUsize>,
     pub connections: usize,
     pub pace: Pace,
     pub expect: Expect,
@@ -114,6 +116,13 @@ pub struct Load {
     pub cpus: Vec<usize>,
     /// It runs beside the load that is measured, and must not hold that one up where they share a CPU.
     pub is_beside: bool,
+}
+
+impl Load {
+    fn next_key(&self) -> &str {
+        let taken = if self.keys.len() > 1 { self.keys_taken.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        &self.keys[taken % self.keys.len()]
+    }
 }
 
 /// When a load begins to count and when it ends, in ns since `origin`.

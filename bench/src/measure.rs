@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::load::{self, Expect, Load, Pace, Request, Tally, Window};
@@ -59,6 +60,7 @@ fn load(spec: &LoadSpec, rate: Option<f64>, target: &Target, settings: &Settings
         target: target.addr,
         request: Request::chat(target.addr, &target.path, spec.body_bytes.unwrap_or(600), stream),
         keys: target.keys.clone(),
+        keys_taken: Arc::default(),
         connections,
         pace,
         expect,

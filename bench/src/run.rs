@@ -25,6 +25,11 @@ use crate::trouble::{Result, Trouble, While};
 /// How long after the last request memory is read, at most.
 const AFTER_LOAD: Duration = Duration::from_secs(1);
 
+/// So many keys that their first calls are worth a number of their own.
+const MANY_KEYS: usize = 1_000;
+/// A target that is slow is measured with the keys it has met by then.
+const PRIME_AT_MOST: Duration = Duration::from_secs(30);
+
 /// What the command line says for all scenarios.
 pub struct Options {
     pub rounds: Option<u32>,
@@ -178,6 +183,9 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
             cell.prepared = Some(measure::prepare(&cell.load, rate, target, &scenario.provider, placement));
         }
     }
+    for cell in &mut cells {
+        prime(cell, progress)?;
+    }
     rounds(&scenario, &mut cells, &mut redis, progress)?;
     std::thread::sleep(AFTER_LOAD.min(Duration::from_millis(scenario.window_ms)));
     for cell in &mut cells {
@@ -224,6 +232,28 @@ fn rate(
     let most = Spread::of(found).ok_or_else(|| Trouble(format!("{} answered nothing", share.of_target)))?;
     known.insert(key, most.median);
     Ok(Some(most.median * share.percent / 100.0))
+}
+
+/// Where many keys call, each of them once before the rounds: what the first call of a key costs is a fact of its own,
+/// and the windows then measure keys that are known.
+fn prime(cell: &mut Running, progress: &Progress) -> Result<()> {
+    let (Some(target), Some(prepared)) = (&cell.target, &cell.prepared) else { return Ok(()) };
+    if target.keys.len() < MANY_KEYS {
+        return Ok(());
+    }
+    let began = Instant::now();
+    let (mut requests, mut cpu_us) = (0.0, 0.0);
+    while requests < target.keys.len() as f64 && began.elapsed() < PRIME_AT_MOST {
+        progress.step(&format!("  the first call of each key of {}: {requests}", cell.result.name));
+        let window = measure::window(prepared, target, Duration::ZERO, Duration::from_secs(1), 0, &mut || {})?;
+        let measure = |name: &str| window.measures.get(name).copied().unwrap_or(0.0);
+        cpu_us += measure("cpu_us") * measure("requests_all");
+        requests += measure("requests_all");
+    }
+    if requests > 0.0 {
+        cell.result.facts.insert("first_call_cpu_us".to_owned(), cpu_us / requests);
+    }
+    Ok(())
 }
 
 fn rounds(

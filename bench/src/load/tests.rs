@@ -13,6 +13,7 @@ fn load(target: SocketAddr, pace: Pace, expect: Expect, connections: usize) -> L
         target,
         request: Request::chat(target, "/v1/chat/completions", 600, stream),
         keys: Arc::from(["sk-test".to_owned()]),
+        keys_taken: Arc::default(),
         connections,
         pace,
         expect,
@@ -79,6 +80,18 @@ fn several_threads_share_connections_and_keys() {
     let tally = run(&load, 0, 100);
     assert!(tally.is_valid(), "{:?}", tally.failures);
     assert_eq!(tally.connects, 7);
+}
+
+#[test]
+fn the_next_window_goes_on_with_the_key_after_the_last_one() {
+    let provider = provider(&Settings::default());
+    let keys: Vec<String> = (0..1_000_000).map(|nth| format!("sk-{nth}")).collect();
+    let load = Load { threads: 2, keys: keys.into(), ..load(provider.addr, CLOSED, Expect::Reply, 4) };
+    let first = run(&load, 0, 50).completed;
+    let taken = load.keys_taken.load(Ordering::Relaxed) as u64;
+    assert!(taken >= first && taken > 0, "{taken} keys for {first} requests");
+    run(&load, 0, 50);
+    assert!(load.keys_taken.load(Ordering::Relaxed) as u64 > taken);
 }
 
 #[test]

@@ -64,8 +64,6 @@ pub struct Worker<'a> {
     every_ns: f64,
     due_exact: f64,
     random: u64,
-    key: usize,
-    key_step: usize,
     tally: Tally,
     underway: usize,
     buffer: Vec<u8>,
@@ -89,8 +87,6 @@ impl<'a> Worker<'a> {
             every_ns: 0.0,
             due_exact: 0.0,
             random: 0x9e37_79b9_7f4a_7c15 ^ (index as u64 + 1),
-            key: index,
-            key_step: threads,
             tally: Tally::default(),
             underway: 0,
             buffer: vec![0; 256 * 1024],
@@ -183,8 +179,7 @@ impl<'a> Worker<'a> {
     }
 
     fn begin(&mut self, index: usize, from_ns: u64, now: u64) {
-        let key = &self.load.keys[self.key % self.load.keys.len()];
-        self.key += self.key_step;
+        let key = self.load.next_key();
         self.underway += 1;
         let conn = &mut self.conns[index];
         self.load.request.fill(key, &mut conn.out);
