@@ -15,9 +15,14 @@ pub enum Place {
     Endpoint(Endpoint),
     /// The list of models.
     Models,
+    /// One of them; its name is what follows [`MODEL`] in the path.
+    Model,
     /// What the caller's limits are.
     Me,
 }
+
+/// Before a model's name.
+pub const MODEL: &str = "/v1/models/";
 
 /// A path that leads nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +49,15 @@ pub fn of(rules: &Rules, path: &str, method: Method) -> Result<(Place, Cow<'stat
         _ if rules.passthrough(path).next().is_some() => {
             return Ok((Place::Endpoint(Endpoint::Passthrough), Cow::Owned(path.to_owned()))); // any method
         }
+        _ if path.starts_with(MODEL) && matches!(method, Method::Get | Method::Head) => {
+            return Ok((Place::Model, Cow::Owned(path.to_owned())));
+        }
+        _ if path.starts_with(MODEL) => return Err(Nowhere::WrongMethod("GET, HEAD")),
         _ => return Err(Nowhere::UnknownPath),
     };
     let (allowed, fits) = match place {
         Place::Endpoint(_) => ("POST", method == Method::Post),
-        Place::Models | Place::Me => ("GET, HEAD", matches!(method, Method::Get | Method::Head)),
+        Place::Models | Place::Model | Place::Me => ("GET, HEAD", matches!(method, Method::Get | Method::Head)),
     };
     if fits { Ok((place, Cow::Borrowed(known))) } else { Err(Nowhere::WrongMethod(allowed)) }
 }
@@ -57,6 +66,36 @@ pub fn of(rules: &Rules, path: &str, method: Method) -> Result<(Place, Cow<'stat
 /// know. A bare `*` stands for what the maker of the upstream's API sells: who asks an `api: anthropic` upstream for
 /// its models expects Claude, not the names of all the world. A name that several upstreams list is the first one's.
 pub fn models(rules: &Rules) -> Vec<u8> {
+    let names = names(rules);
+    // One list for both families of SDKs: each finds the members it knows and passes over the other's.
+    let (first, last) = (names.first().map(|(name, _)| *name), names.last().map(|(name, _)| *name));
+    let data: Vec<_> = names.iter().map(|(name, owner)| shown(name, owner)).collect();
+    serde_json::json!({ "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last })
+        .to_string()
+        .into_bytes()
+}
+
+/// `GET /v1/models/{name}`: one of the list, or a name that a glob of an upstream fits, for those are served too. A bare
+/// `*` says nothing about a name, so what it would forward is found here only if it is in the list. `None`: a 404.
+pub fn model(rules: &Rules, name: &str) -> Option<Vec<u8>> {
+    let fits = |glob: &Glob| glob.as_str() != "*" && glob.matches(name);
+    let listed = names(rules).into_iter().find(|(listed, _)| *listed == name).map(|(_, owner)| owner);
+    let owner = listed.or_else(|| {
+        rules.upstreams.iter().find(|upstream| upstream.models.iter().any(fits)).map(|upstream| &*upstream.id)
+    })?;
+    Some(shown(name, owner).to_string().into_bytes())
+}
+
+/// With the members of both families.
+fn shown(name: &str, owner: &str) -> serde_json::Value {
+    serde_json::json!({
+        "id": name, "object": "model", "created": 0, "owned_by": owner,
+        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+    })
+}
+
+/// Every name that is listed, and its upstream.
+fn names(rules: &Rules) -> Vec<(&str, &str)> {
     let mut names: Vec<(&str, &str)> = Vec::new();
     for upstream in &rules.upstreams {
         for glob in &upstream.models {
@@ -76,20 +115,7 @@ pub fn models(rules: &Rules) -> Vec<u8> {
     }
     names.sort_by_key(|(name, _)| *name); // stable: of two upstreams the first in the file
     names.dedup_by_key(|(name, _)| *name);
-    // One list for both families of SDKs: each finds the members it knows and passes over the other's.
-    let (first, last) = (names.first().map(|(name, _)| *name), names.last().map(|(name, _)| *name));
-    let data: Vec<_> = names
-        .iter()
-        .map(|(id, owner)| {
-            serde_json::json!({
-                "id": id, "object": "model", "created": 0, "owned_by": owner,
-                "type": "model", "display_name": id, "created_at": "1970-01-01T00:00:00Z",
-            })
-        })
-        .collect();
-    serde_json::json!({ "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last })
-        .to_string()
-        .into_bytes()
+    names
 }
 
 fn known_names<'r>(rules: &'r Rules, glob: &'r Glob) -> impl Iterator<Item = &'r str> {

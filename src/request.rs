@@ -111,6 +111,12 @@ async fn govern(
         Place::Models => {
             return Err(Stop::Answered { status: 200, body: place::models(rules), headers: Vec::new() });
         }
+        Place::Model => {
+            let name = path.strip_prefix(place::MODEL).unwrap_or_default();
+            let body = place::model(rules, name)
+                .ok_or_else(|| stop(Fault::ModelNotFound, format!("no upstream lists the model {name}")))?;
+            return Err(Stop::Answered { status: 200, body, headers: Vec::new() });
+        }
         Place::Me => {
             let body = Box::pin(crate::me::render(core, view, &caller, life.now)).await;
             return Err(Stop::Answered { status: 200, body, headers: Vec::new() });

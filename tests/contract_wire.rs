@@ -216,6 +216,24 @@ fn models_are_listed_once_each() {
     gateway.idle_check();
 }
 
+/// SDKs look a model up by its name. What a pattern of an upstream fits is served, so it is found.
+#[test]
+fn a_model_is_found_by_its_name_where_it_is_served() {
+    let mock = Mock::start();
+    let gateway = Setup::new().mock(&mock, r#"["mock", "team/*"]"#).require_key().start();
+    let key = gateway.mint(DEV1);
+    for name in ["mock", "team/fine-tune:7"] {
+        let model = gateway.get(&key, &format!("/v1/models/{name}")).expect(200).json();
+        assert_eq!((&model["id"], &model["object"], &model["type"]), (&name.into(), &"model".into(), &"model".into()));
+        assert_eq!((&model["owned_by"], &model["display_name"]), (&"mock-openai".into(), &name.into()));
+    }
+    let unknown = gateway.get(&key, "/v1/models/gpt-9").expect(404).json();
+    assert_eq!(unknown["error"]["type"], "model_not_found", "{unknown}");
+    assert_eq!(gateway.send(&Request::get("/v1/models/mock")).status, 401);
+    assert_eq!(gateway.send(&Request::new("DELETE", "/v1/models/mock").key(&key.secret)).status, 405);
+    gateway.idle_check();
+}
+
 /// A client that lists models before it asks (Open WebUI, LibreChat) must find some behind `models: ["*"]`.
 #[test]
 fn a_bare_star_lists_what_the_maker_of_the_api_sells() {
