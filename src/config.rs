@@ -29,7 +29,7 @@ pub use diagnostics::{Diagnostic, Errors, Severity};
 pub use load::{Loaded, Origin, load, load_in, load_text};
 pub use replica::{BadReplicaName, ReplicaIdentity, ReplicaSource, Surroundings, resolve as resolve_replica};
 pub use restart::needs_restart;
-pub use secrets::{Secret, Secrets, secrets};
+pub use secrets::{Environment, Secret, Secrets, environment, secrets};
 pub use source::{Position, Source, SourceMap};
 pub use types::*;
 pub use validate::{Compiled, compile, fault};

@@ -290,6 +290,15 @@ warned! {
     a_network_redis_gives_up_the_air_gap: format!("{UPSTREAMS}{REDIS}") =>
         "shared_state.redis: a network redis at 10.0.0.10:6379 is enabled: the air gap of the single binary is given up \
          for the coordination tier";
+    a_replica_that_nobody_can_ask_is_announced: format!("{UPSTREAMS}{REDIS}") =>
+        "fleet: no advertise_url: peers cannot ask this replica for its ledger, so every fleet query lacks it";
+    an_advertised_wildcard_is_announced:
+        format!("{UPSTREAMS}{REDIS}fleet: {{ advertise_url: \"http://0.0.0.0:9090\" }}\n") =>
+        "fleet.advertise_url: 0.0.0.0 is where one listens, not where one is reached: peers that ask it ask themselves";
+    an_advertised_port_that_listens_on_loopback_is_announced:
+        format!("{UPSTREAMS}{REDIS}fleet: {{ advertise_url: \"http://tt-0.tt.svc:9090\" }}\n") =>
+        "fleet.advertise_url: peers are sent to http://tt-0.tt.svc:9090, but the admin port listens on 127.0.0.1:9090, \
+         which only this machine reaches";
     a_network_postgres_gives_up_the_air_gap:
         format!("{UPSTREAMS}shared_state: {{ postgres: {{ external: allow, dsn_env: TT_PG_DSN }} }}\n") =>
         "shared_state.postgres: a network postgres at the address in TT_PG_DSN is enabled: the air gap of the single \
@@ -387,7 +396,32 @@ fn a_valid_file_is_summed_up_and_ends_with_the_verdict() {
     tiers: redis 10.0.0.10:6379
     OK: configuration is valid
     "#);
-    assert_eq!(ended.stderr.matches("warning: ").count(), 1, "{}", ended.stderr);
+    let warnings = ended.stderr.lines().filter(|line| line.starts_with("warning: "));
+    assert_eq!(warnings.count(), 2, "an air gap given up, and no advertise_url: {}", ended.stderr);
+}
+
+/// A file may be checked elsewhere than where it is served, so it is valid; what `run` would say here is said all the same.
+#[test]
+fn a_variable_that_run_needs_and_that_is_not_set_is_told_in_the_words_of_run() {
+    let folder = folder();
+    let text = format!(
+        "{UPSTREAMS}server: {{ admin_listen: 127.0.0.1:0, listen: 127.0.0.1:0, admin_token_env: TT_ADMIN }}\n\
+         shared_state: {{ postgres: {{ external: allow, dsn_env: TT_DSN }} }}\n"
+    );
+    std::fs::write(folder.join("tt.yaml"), text).expect("the file can be written");
+    let validated = tokentriage(&folder, &["validate", "-c", "tt.yaml"]);
+    assert_eq!(validated.code, 0, "{}", validated.stderr);
+    let end = "environment: `run` would not start here, for want of 2 things named above\nOK: configuration is valid\n";
+    assert!(validated.stdout.ends_with(end), "{}", validated.stdout);
+    let ran = tokentriage(&folder, &["run", "-c", "tt.yaml"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    for variable in [
+        "server.admin_token_env: the environment variable TT_ADMIN is not set",
+        "shared_state.postgres.dsn_env: the environment variable TT_DSN is not set",
+    ] {
+        assert!(validated.stderr.contains(&format!("warning: {variable}\n")), "{}", validated.stderr);
+        assert!(ran.stderr.contains(&format!("error: {variable}\n")), "{}", ran.stderr);
+    }
 }
 
 #[test]

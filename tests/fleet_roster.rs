@@ -156,11 +156,27 @@ fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
     assert!(stdout.contains("tt-b") && stderr.contains("2 of 2 live"), "{stdout}{stderr}");
     let (code, _, stderr) = cli(&["fleet", "decommission", "tt-b"]);
     assert!(code == Some(1) && stderr.contains("is live"), "{stderr}");
+    let (code, stdout, stderr) = cli(&["fleet", "decommission", "tt-b", "--force"]);
+    assert!(code == Some(0) && stdout.contains("tt-b is removed"), "{stdout}{stderr}");
+    assert!(
+        stderr.contains("tt-b: it was live when it was removed: unless it is stopped, its next heartbeat"),
+        "{stderr}"
+    );
+    cluster.wait_live(&[&a], 2, SOON);
     b.process.kill();
     wait_state(&a, "tt-b", "unreachable");
     let (code, stdout, stderr) = cli(&["query", "--since", "1h", "--fleet"]);
     assert!(code == Some(0) && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
     assert!(stderr.contains("partial: tt-b is unreachable"), "{stderr}");
+    // Without --admin, the admin port is that of the configuration; who listens everywhere is asked here.
+    let file = cluster.folder().join("asks.yaml");
+    let upstream = "{ id: mock, api: openai, base_url: \"builtin://mock\" }";
+    let server = format!("{{ admin_listen: \"0.0.0.0:{}\", admin_token_env: TT_TEST_UNSET }}", a.admin.port());
+    std::fs::write(&file, format!("upstreams: [{upstream}]\nserver: {server}\n")).unwrap();
+    let mut configured = Command::new(binary());
+    configured.args(["query", "--fleet", "-c"]).arg(&file).env_remove("TT_ADMIN_TOKEN");
+    let (status, stdout, stderr) = run(&mut configured, SOON);
+    assert!(status.success() && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
     let (code, stdout, stderr) = cli(&["fleet", "decommission", "tt-b"]);
     assert!(code == Some(0) && stdout.contains("tt-b is removed"), "{stdout}{stderr}");
     let (_, stdout, _) = cli(&["fleet", "list", "--json"]);

@@ -27,6 +27,9 @@ const ALONE: &str = "a fleet of one: no shared-state tier is configured, so this
 /// What a frozen roster says.
 const FROZEN: &str = "the shared store does not answer: states and ages are those of as_of, aged by this replica's own \
                       clock; shares are not split until it answers";
+/// What is said of a replica that was removed although it beats.
+const RETURNS: &str = "it was live when it was removed: unless it is stopped, its next heartbeat brings it back, and its burn \
+                       with the next publication";
 /// A purge looks through every scope, 32 a round trip: 100,000 of them in a few seconds.
 const DECOMMISSION_WITHIN: Duration = Duration::from_secs(60);
 
@@ -162,6 +165,8 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
         let remedy = "stop it, then ask another replica to remove it";
         return Err(Fault::new(StatusCode::CONFLICT, "replica_is_live", message, remedy));
     }
+    let roster = coordination.fleet.roster.load();
+    let is_live = roster.find(&ask.replica).is_some_and(|entry| roster.state(entry, now().mono) == Standing::Live);
     let (answer, answered) = oneshot::channel();
     let command = Command::Decommission { replica: ask.replica.clone(), force: ask.force, answer };
     let silent = || {
@@ -179,16 +184,20 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
         Err(NotRemoved::Live | NotRemoved::Unknown) => "refused",
         Err(NotRemoved::Unreachable(_)) => "failed",
     };
-    let what = json!({"replica": ask.replica, "force": ask.force, "dropped": dropped});
+    let note = is_live.then_some(RETURNS);
+    let what = json!({"replica": ask.replica, "force": ask.force, "was_live": is_live, "dropped": dropped});
     let (who, audited) = (by.who(), admin.clone());
     let recorded = blocking(move || audited.audit.record(now().wall, &who, "fleet.decommission", &what, word)).await?;
     match outcome {
         Ok(_) => {
-            tracing::info!(replica = ask.replica, force = ask.force, "replica decommissioned");
+            match note {
+                None => tracing::info!(replica = ask.replica, force = ask.force, "replica decommissioned"),
+                Some(note) => tracing::warn!(replica = ask.replica, "replica decommissioned; {note}"),
+            }
             recorded.map_err(|error| {
                 Fault::storage(format!("the replica is removed, but that could not be audited: {error}"))
             })?;
-            ok(&json!({"replica": ask.replica, "removed": true, "dropped": dropped}))
+            ok(&json!({"replica": ask.replica, "removed": true, "note": note, "dropped": dropped}))
         }
         Err(NotRemoved::Live) => Err(Fault::new(
             StatusCode::CONFLICT,

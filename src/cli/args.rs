@@ -1,6 +1,6 @@
 //! Every command with its arguments. What can be told to be wrong from the text alone is refused here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -90,6 +90,29 @@ pub struct AdminArg {
     pub admin_token_env: Option<String>,
 }
 
+/// Where a command finds what it is about: in the configuration's own files and stores, or behind a running replica.
+#[derive(Clone, Debug, Args)]
+pub struct At {
+    #[command(flatten)]
+    pub config: ConfigArg,
+    #[command(flatten)]
+    pub admin: AdminArg,
+}
+
+impl At {
+    pub fn config(&self) -> Option<&Path> {
+        self.config.config.as_deref()
+    }
+}
+
+/// For programs that read the answer.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Output {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[derive(Debug, Args)]
 pub struct RunArgs {
     #[command(flatten)]
@@ -129,24 +152,18 @@ pub struct MintArgs {
     /// How long it is valid, such as 30d; for ever when omitted
     #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
     pub expires: Option<Duration>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
     #[command(flatten)]
-    pub config: ConfigArg,
+    pub output: Output,
     #[command(flatten)]
-    pub admin: AdminArg,
+    pub at: At,
 }
 
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
     #[command(flatten)]
-    pub config: ConfigArg,
+    pub output: Output,
     #[command(flatten)]
-    pub admin: AdminArg,
+    pub at: At,
 }
 
 #[derive(Debug, Args)]
@@ -155,9 +172,7 @@ pub struct RevokeArgs {
     #[arg(value_name = "ID")]
     pub id: String,
     #[command(flatten)]
-    pub config: ConfigArg,
-    #[command(flatten)]
-    pub admin: AdminArg,
+    pub at: At,
 }
 
 #[derive(Debug, Args)]
@@ -177,19 +192,16 @@ pub struct QueryArgs {
     /// Only models that fit this glob
     #[arg(long, value_name = "GLOB")]
     pub model: Option<String>,
-    /// Ask every replica of the fleet through the admin port, instead of this ledger alone
+    /// Ask every replica of the fleet instead of this ledger alone, through --admin or the configuration's own admin port
     #[arg(long)]
     pub fleet: bool,
-    /// Print JSON
-    #[arg(long, conflicts_with = "csv")]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: Output,
     /// Print CSV
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub csv: bool,
     #[command(flatten)]
-    pub config: ConfigArg,
-    #[command(flatten)]
-    pub admin: AdminArg,
+    pub at: At,
 }
 
 #[derive(Debug, Args)]
@@ -208,13 +220,10 @@ pub enum FleetCommand {
 
 #[derive(Debug, Args)]
 pub struct FleetListArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
     #[command(flatten)]
-    pub config: ConfigArg,
+    pub output: Output,
     #[command(flatten)]
-    pub admin: AdminArg,
+    pub at: At,
 }
 
 #[derive(Debug, Args)]
@@ -225,13 +234,10 @@ pub struct DecommissionArgs {
     /// Remove it although it is live
     #[arg(long)]
     pub force: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
     #[command(flatten)]
-    pub config: ConfigArg,
+    pub output: Output,
     #[command(flatten)]
-    pub admin: AdminArg,
+    pub at: At,
 }
 
 #[derive(Debug, Args)]

@@ -19,9 +19,9 @@ pub fn run(args: FleetArgs) -> Outcome {
 }
 
 fn list(args: &FleetListArgs) -> Outcome {
-    let replica = Remote::of_or_configured(&args.admin, args.config.config.as_deref())?;
+    let replica = Remote::of_or_configured(&args.at)?;
     let roster: Value = replica.get(PATH, &[])?;
-    if args.json {
+    if args.output.json {
         return print(&pretty(&roster));
     }
     let columns = ["REPLICA", "STATE", "VERSION", "STARTED", "URL"].map(|name| (name, Align::Left));
@@ -50,11 +50,14 @@ fn list(args: &FleetListArgs) -> Outcome {
 }
 
 fn decommission(args: &DecommissionArgs) -> Outcome {
-    let replica = Remote::of_or_configured(&args.admin, args.config.config.as_deref())?;
+    let replica = Remote::of_or_configured(&args.at)?;
     let body = json!({"replica": args.replica, "force": args.force});
     let removed: Value = replica.post(&format!("{PATH}/decommission"), &body)?;
-    if args.json {
+    if args.output.json {
         return print(&pretty(&removed));
+    }
+    if let Some(note) = removed["note"].as_str() {
+        let _ = std::io::stderr().write_all(format!("{}: {note}\n", args.replica).as_bytes()); // as in `list`
     }
     let mut text = format!("{} is removed\n", args.replica);
     if members(&removed["dropped"]).next().is_none() {

@@ -4,7 +4,7 @@
 //! through its admin port it acts at once. Changes made here are in the audit file as well, and who made them in the
 //! table; no replica need run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use io::postgres::{Dsn, KeyRow, PgError, Session};
@@ -16,7 +16,7 @@ use shards::units::WallMs;
 
 use super::remote::Remote;
 use super::table::{Align, table};
-use super::{AdminArg, Failure, KeysArgs, KeysCommand, Outcome, print};
+use super::{At, Failure, KeysArgs, KeysCommand, Outcome, print};
 use crate::admin::{Keys, Listed, check_name};
 use crate::audit::{AuditFile, Who};
 use crate::config::{Config, Origin, Postgres};
@@ -29,11 +29,10 @@ const PATH: &str = "/tt/api/v1/keys";
 pub fn run(args: KeysArgs) -> Outcome {
     match args.command {
         KeysCommand::Mint(args) => {
-            let store = Store::open(&args.admin, args.config.config.as_deref())?;
-            mint(&store, &args.node, args.name.as_deref(), args.expires, args.json)
+            mint(&Store::open(&args.at)?, &args.node, args.name.as_deref(), args.expires, args.output.json)
         }
-        KeysCommand::List(args) => list(&Store::open(&args.admin, args.config.config.as_deref())?, args.json),
-        KeysCommand::Revoke(args) => revoke(&Store::open(&args.admin, args.config.config.as_deref())?, &args.id),
+        KeysCommand::List(args) => list(&Store::open(&args.at)?, args.output.json),
+        KeysCommand::Revoke(args) => revoke(&Store::open(&args.at)?, &args.id),
     }
 }
 
@@ -49,11 +48,11 @@ pub enum Store {
 
 impl Store {
     /// The one that `--admin` names, else the one of the configuration.
-    pub fn open(admin: &AdminArg, config: Option<&Path>) -> Result<Self, Failure> {
-        if let Some(replica) = Remote::of(admin, config)? {
+    pub fn open(at: &At) -> Result<Self, Failure> {
+        if let Some(replica) = Remote::of(at)? {
             return Ok(Store::Replica(replica));
         }
-        let config = Origin::find(config).load()?.config;
+        let config = Origin::find(at.config()).load()?.config;
         if let Some(postgres) = &config.shared_state.postgres {
             let audit = config.data_dir.is_dir().then(|| AuditFile::of(&config.data_dir));
             return Ok(Store::Postgres { table: Box::new(Table::open(postgres, &config)?), audit });

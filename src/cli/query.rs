@@ -43,19 +43,15 @@ pub fn run(args: QueryArgs) -> Outcome {
         model: args.model,
         fleet: args.fleet,
     };
-    let shape = match (args.json, args.csv) {
+    let shape = match (args.output.json, args.csv) {
         (true, _) => Shape::Json,
         (false, true) => Shape::Csv,
         (false, false) => Shape::Table,
     };
-    let config = args.config.config.as_deref();
-    let spend = match Remote::of(&args.admin, config)? {
+    let spend = match Remote::of(&args.at)? {
         Some(replica) => through(&replica, &ask)?,
-        None if ask.fleet => {
-            let message = "--fleet asks every replica through a running one: name that one with --admin URL";
-            return Err(Failure::Refused(message.to_owned()));
-        }
-        None => from_files(&Origin::find(config).load()?.config, &ask)?,
+        None if ask.fleet => through(&Remote::of_or_configured(&args.at)?, &ask)?,
+        None => from_files(&Origin::find(args.at.config()).load()?.config, &ask)?,
     };
     show(&spend, shape)
 }

@@ -3,13 +3,14 @@
 //! Used by commands that were given `--admin`. Sends the admin token to the address that was named and nowhere else: no
 //! proxy, no redirect.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{AdminArg, Failure};
+use super::{At, Failure};
 use crate::config::{EnvName, Origin};
 
 /// Asked for when neither the command line nor the configuration names a variable.
@@ -28,37 +29,34 @@ pub struct Remote {
 impl Remote {
     /// The replica that `--admin` names; `None` without it. The token comes from the variable that the command line
     /// names, else from the one that the configuration names, else from `TT_ADMIN_TOKEN`.
-    pub fn of(arg: &AdminArg, config: Option<&Path>) -> Result<Option<Self>, Failure> {
-        match &arg.admin {
-            Some(url) => Remote::at(url, arg, config).map(Some),
-            None => Ok(None),
-        }
+    pub fn of(at: &At) -> Result<Option<Self>, Failure> {
+        at.admin.admin.as_ref().map(|url| Remote::at(url, at)).transpose()
     }
 
     /// The replica that `--admin` names, else the one that the configuration would run.
-    pub fn of_or_configured(arg: &AdminArg, config: Option<&Path>) -> Result<Self, Failure> {
-        if let Some(replica) = Remote::of(arg, config)? {
+    pub fn of_or_configured(at: &At) -> Result<Self, Failure> {
+        if let Some(replica) = Remote::of(at)? {
             return Ok(replica);
         }
-        let listen = Origin::find(config).load()?.config.server.admin_listen;
+        let listen = Origin::find(at.config()).load()?.config.server.admin_listen;
         if listen.port() == 0 {
             let message = "the configuration leaves the admin port to the system: name the replica with --admin URL";
             return Err(Failure::Refused(message.to_owned()));
         }
-        Remote::at(&format!("http://{listen}"), arg, config)
+        Remote::at(&format!("http://{}", reachable(listen)), at)
     }
 
-    fn at(url: &str, arg: &AdminArg, config: Option<&Path>) -> Result<Self, Failure> {
+    fn at(url: &str, at: &At) -> Result<Self, Failure> {
         if !(url.starts_with("http://") || url.starts_with("https://")) {
             return Err(Failure::Refused(format!(
                 "--admin: `{url}` is no URL; write http://127.0.0.1:9090 or the like"
             )));
         }
-        let token = match &arg.admin_token_env {
+        let token = match &at.admin.admin_token_env {
             Some(variable) => Some(set(variable).ok_or_else(|| {
                 Failure::Refused(format!("--admin-token-env: the environment variable {variable} is not set"))
             })?),
-            None => configured_variable(config)?.as_deref().and_then(set).or_else(|| set(TOKEN_VARIABLE)),
+            None => configured_variable(at.config())?.as_deref().and_then(set).or_else(|| set(TOKEN_VARIABLE)),
         };
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(WITHIN))
@@ -111,6 +109,16 @@ impl Remote {
         }
         Err(Failure::Refused(format!("{}: {}", self.base, why(status.as_u16(), &body))))
     }
+}
+
+/// Who listens on every address is reached on this machine's own.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
 }
 
 /// What the replica said, or its status when that says nothing.

@@ -1,4 +1,4 @@
-//! `tokentriage validate`: the whole compile that `run` does, and a summary of what it made.
+//! `tokentriage validate`: the whole compile that `run` does, a look at the variables and files it needs, and a summary.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,24 +9,30 @@ use shards::rate::Clock0;
 
 use super::{Outcome, ValidateArgs, color, print};
 use crate::config::diagnostics::render;
-use crate::config::{self, Compiled, Config, Loaded, Origin};
+use crate::config::{self, Compiled, Config, Environment, Loaded, Origin, Surroundings};
 
 pub fn run(args: &ValidateArgs) -> Outcome {
     let origin = Origin::find(args.config.config.as_deref());
     let loaded = origin.load()?;
     let compiled = config::compile(&loaded, Clock0::default())?;
-    let warnings: Vec<_> = loaded.warnings.iter().chain(&compiled.warnings).cloned().collect();
+    let environment = config::environment(&loaded, &Surroundings::of_process());
+    let all = loaded.warnings.iter().chain(&compiled.warnings).chain(&environment.warnings);
+    let warnings: Vec<_> = all.cloned().collect();
     let text = render(&warnings, &loaded.source, color());
     let _ = io::Write::write_all(&mut io::stderr(), text.as_bytes()); // warnings nobody hears do not make it invalid
-    print(&summary(&origin, &loaded, &compiled))
+    print(&summary(&origin, &loaded, &compiled, &environment))
 }
 
-fn summary(origin: &Origin, loaded: &Loaded, compiled: &Compiled) -> String {
+fn summary(origin: &Origin, loaded: &Loaded, compiled: &Compiled, environment: &Environment) -> String {
     let config = &loaded.config;
     let mut text = format!("configuration: {}\n", origin.name());
     upstreams(config, &mut text);
     limits(config, compiled, &mut text);
     tiers(config, &mut text);
+    if environment.refusals > 0 {
+        let what = if environment.refusals == 1 { "1 thing" } else { &format!("{} things", environment.refusals) };
+        push(&mut text, format_args!("environment: `run` would not start here, for want of {what} named above"));
+    }
     text.push_str("OK: configuration is valid\n");
     text
 }

@@ -1,11 +1,15 @@
-//! The secrets that `*_env` keys name, read from the environment once, at boot.
+//! The secrets that `*_env` keys name, read from the environment once, at boot; and what else the machine must hold for
+//! this configuration to serve, for `validate` to say beforehand.
 //!
 //! The only place where a secret enters the process. A secret does not print: its `Debug` says `<secret>`, and getting
 //! at the text takes a call that can be searched for.
 
 use std::fmt;
 
-use super::diagnostics::{Diagnostic, Errors, Report};
+use io::postgres::Dsn;
+use io::runtime::ServerTls;
+
+use super::diagnostics::{Diagnostic, Errors, Report, Severity};
 use super::load::Loaded;
 use super::replica::Surroundings;
 use super::types::EnvName;
@@ -73,7 +77,7 @@ pub fn secrets(loaded: &Loaded, surroundings: &Surroundings) -> Result<Secrets, 
             .shared_state
             .postgres
             .as_ref()
-            .and_then(|postgres| reader.secret("shared_state.postgres.dsn_env", Some(&postgres.dsn_env))),
+            .and_then(|postgres| reader.dsn("shared_state.postgres.dsn_env", &postgres.dsn_env)),
         peer_token: reader.secret("fleet.peer_token_env", config.fleet.peer_token_env.as_ref()),
         federation_tokens: config
             .experimental
@@ -102,6 +106,32 @@ pub fn secrets(loaded: &Loaded, surroundings: &Surroundings) -> Result<Secrets, 
     Ok(secrets)
 }
 
+/// What keeps this machine, as it is now, from serving the configuration.
+pub struct Environment {
+    /// In the words of `run`, but each a warning: a file may be checked elsewhere than where it is served.
+    pub warnings: Vec<Diagnostic>,
+    /// How many of them `run` refuses to start with.
+    pub refusals: usize,
+}
+
+/// Looks for the variables and files that [`secrets`] and boot read. Dials nothing.
+pub fn environment(loaded: &Loaded, surroundings: &Surroundings) -> Environment {
+    let mut warnings = match secrets(loaded, surroundings) {
+        Ok(secrets) => secrets.warnings,
+        Err(errors) => errors.diagnostics,
+    };
+    let mut report = Report::default();
+    if let Some(tls) = &loaded.config.server.tls
+        && let Err(why) = ServerTls::from_pem_files(&tls.cert_file.to_string_lossy(), &tls.key_file.to_string_lossy())
+    {
+        report.error("server.tls", why.to_string(), "name a certificate and its key that this user may read");
+    }
+    warnings.extend(report.into_diagnostics(&loaded.source));
+    let refusals = warnings.iter().filter(|warning| warning.severity == Severity::Error).count();
+    warnings.iter_mut().for_each(|warning| warning.severity = Severity::Warning);
+    Environment { warnings, refusals }
+}
+
 struct Reader<'a> {
     surroundings: &'a Surroundings,
     report: Report,
@@ -122,6 +152,15 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    fn dsn(&mut self, path: &str, name: &EnvName) -> Option<Secret> {
+        let secret = self.secret(path, Some(name))?;
+        if let Err(why) = Dsn::parse(secret.expose(), "tokentriage") {
+            let remedy = "write postgres://user:password@host:5432/database?sslmode=verify-full into it";
+            self.report.error(path, format!("the value of {} {why}", name.as_str()), remedy);
+        }
+        Some(secret)
     }
 
     fn value(&mut self, path: &str, name: Option<&EnvName>) -> Option<String> {
@@ -202,6 +241,26 @@ mod tests {
           |
           = help: set PEER in the environment of the process, or remove the key
         ");
+    }
+
+    #[test]
+    fn what_is_checked_beforehand_says_what_boot_says_and_counts_what_boot_refuses() {
+        let text = format!("{TEXT}shared_state: {{ postgres: {{ external: allow, dsn_env: DSN }} }}\n");
+        let loaded = load_text("tt.yaml", &text).unwrap();
+        let told = |pairs| {
+            let environment = environment(&loaded, &around(pairs));
+            assert!(environment.warnings.iter().all(|warning| warning.severity == Severity::Warning));
+            let words = environment.warnings.iter().map(|warning| format!("{}: {}", warning.path, warning.message));
+            (words.collect::<Vec<_>>(), environment.refusals)
+        };
+        let form = "shared_state.postgres.dsn_env: the value of DSN is no connection string such as \
+                    postgres://user:password@host:5432/database?sslmode=verify-full";
+        assert_eq!(told(&[("ADMIN", "t"), ("KEY_A", "k"), ("DSN", "nonsense")]), (vec![form.to_owned()], 1));
+        let boot = secrets(&loaded, &around(&[("ADMIN", "t"), ("KEY_A", "k"), ("DSN", "nonsense")])).unwrap_err();
+        assert!(boot.to_string().contains(form), "{boot}");
+        let (missing, refusals) = told(&[("DSN", "postgres://u@localhost/d")]);
+        assert_eq!((missing.len(), refusals), (2, 1), "{missing:?}: without a provider's key it serves the others");
+        assert_eq!(told(&[("ADMIN", "t"), ("KEY_A", "k"), ("DSN", "postgres://u@localhost/d")]), (vec![], 0));
     }
 
     #[test]

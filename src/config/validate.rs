@@ -4,6 +4,7 @@
 //! here. Nothing is refused anywhere else, except what only the running machine can know: ports, files, variables.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use shards::plan::{CompileInput, LimitSet, Problem};
 use shards::price::{PriceBook, PriceOverride};
@@ -180,6 +181,42 @@ fn fleet(config: &Config, report: &mut Report) {
                 fleet.heartbeat.as_millis()
             ),
             "raise liveness_window_ms to at least twice heartbeat_ms; seven times rides out a short outage",
+        );
+    }
+    if config.shared_state.redis.is_some() {
+        advertised(config, report);
+    }
+}
+
+/// Peers ask each other's ledgers through the admin port: one that cannot be reached is missing in every fleet query.
+fn advertised(config: &Config, report: &mut Report) {
+    let (fleet, listen) = (&config.fleet, config.server.admin_listen);
+    let Some(url) = &fleet.advertise_url else {
+        if fleet.advertise_url_env.is_none() {
+            report.warning(
+                "fleet",
+                "no advertise_url: peers cannot ask this replica for its ledger, so every fleet query lacks it",
+                "set fleet.advertise_url to how peers reach this admin port, such as http://10.0.0.21:9090",
+            );
+        }
+        return;
+    };
+    let host = url.parse::<axum::http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
+    let host = host.trim_matches(['[', ']']);
+    let ip = host.parse::<IpAddr>().map(|ip| ip.to_canonical()).ok();
+    let is_wildcard = ip.is_some_and(|ip| ip.is_unspecified());
+    let is_here = host == "localhost" || ip.is_some_and(|ip| ip.is_loopback());
+    if is_wildcard {
+        report.warning(
+            "fleet.advertise_url",
+            format!("{host} is where one listens, not where one is reached: peers that ask it ask themselves"),
+            "write the address or the name at which peers reach this admin port",
+        );
+    } else if listen.ip().to_canonical().is_loopback() && !is_here {
+        report.warning(
+            "fleet.advertise_url",
+            format!("peers are sent to {url}, but the admin port listens on {listen}, which only this machine reaches"),
+            "let server.admin_listen listen on the advertised address; it needs server.admin_token_env then",
         );
     }
 }
