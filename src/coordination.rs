@@ -9,13 +9,14 @@ pub mod fleet;
 pub mod roster;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use arc_swap::ArcSwapOption;
 use shards::coordinate::breaker::Breaker;
 use shards::gate::{Converging, FleetSeen};
 use shards::membership::Membership;
 use shards::suspend::Reason;
-use shards::units::MonoNs;
+use shards::units::{MonoNs, WallMs};
 use tokio::sync::Notify;
 
 use self::fleet::FleetState;
@@ -30,12 +31,53 @@ pub struct Coordination {
     pub membership: Membership,
     /// The roster, and the exchange of burn.
     pub fleet: FleetState,
+    /// What went wrong last when admissions were asked for.
+    pub admissions_trouble: LastTrouble,
+    /// What is wrong with the exchange of burn and heartbeats; empty while nothing is.
+    pub exchange_trouble: LastTrouble,
     /// The admissions connection stands, or nobody has needed one yet.
     reachable: AtomicBool,
     late_replies: AtomicU64,
     rtt: Mutex<Histogram>,
     stopping: AtomicBool,
     stop: Notify,
+}
+
+/// What a store said, or what became of the way to it, and when: the detail behind a reason, for logs and pages.
+#[derive(Debug)]
+pub struct StoreTrouble {
+    pub error: String,
+    pub at: WallMs,
+}
+
+/// The last of them.
+#[derive(Default)]
+pub struct LastTrouble(ArcSwapOption<StoreTrouble>);
+
+/// The same trouble is news again when it was not heard of for this long.
+const NEWS_AGAIN_MS: i64 = 60_000;
+
+impl LastTrouble {
+    /// Keeps it. `true` when it is news: other words than last time, or the same after a minute without.
+    pub fn told(&self, error: &str, at: WallMs) -> bool {
+        let before = self.0.load();
+        let before_ms = before.as_ref().filter(|before| before.error == error).map(|before| before.at.0);
+        let since_ms = before_ms.map_or(i64::MAX, |before_ms| at.0.saturating_sub(before_ms));
+        // A server that refuses every call of a busy core is written down once a second.
+        if since_ms.unsigned_abs() >= 1_000 {
+            self.0.store(Some(Arc::new(StoreTrouble { error: error.to_owned(), at })));
+        }
+        since_ms >= NEWS_AGAIN_MS
+    }
+
+    /// It is over.
+    pub fn clear(&self) {
+        self.0.store(None);
+    }
+
+    pub fn get(&self) -> Option<Arc<StoreTrouble>> {
+        self.0.load_full()
+    }
 }
 
 impl Coordination {
@@ -45,6 +87,8 @@ impl Coordination {
             breaker: Breaker::default(),
             membership: Membership::new(crate::rules::ns(config.fleet.liveness_window)),
             fleet,
+            admissions_trouble: LastTrouble::default(),
+            exchange_trouble: LastTrouble::default(),
             reachable: AtomicBool::new(true),
             late_replies: AtomicU64::new(0),
             rtt: Mutex::new(Histogram::new(&OVERHEAD_BOUNDS_US)),

@@ -76,6 +76,7 @@ fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now
         "posture": limit.posture.as_str(),
         "enforcement": enforcement(limit, n_live, converges, suspended),
     });
+    value["basis"] = json!(basis(armed, converges, &told));
     if let Some(period) = &limit.period {
         value["period"] = json!(period_text(period));
     }
@@ -96,6 +97,9 @@ fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now
             let reading = meter.read(now.wall);
             let left = limit.amount.saturating_sub(reading.observed);
             value["used"] = amount(limit.kind, reading.observed);
+            if converges {
+                value["exchange_age_ms"] = json!(shared.convergence_age_ms(now.mono));
+            }
             value["remaining"] = amount(limit.kind, left);
             // Nothing was folded in this period yet: the calendar knows when it ends all the same.
             let ends = reading.resets_at.or_else(|| match &limit.period {
@@ -106,6 +110,15 @@ fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now
         }
     }
     value
+}
+
+/// Whose count the numbers are: where a limit is counted elsewhere, they say something else than what will be decided on.
+fn basis(armed: &Armed, converges: bool, told: &Option<Outcome>) -> &'static str {
+    match (&armed.counter, told) {
+        (_, Some(Ok(_))) => "shared_store",
+        (Counter::Meter(_), _) if converges => "own_and_peers",
+        _ => "own_count",
+    }
 }
 
 /// Why a limit's guarantee is not held right now, if it is not: what the last verdicts said, and the next one will.

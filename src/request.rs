@@ -401,6 +401,7 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, life: &mu
                 tee_lag_rows: core.shared.tee_lag_rows(),
                 dropped_rows: core.shared.dropped_rows(),
                 convergence_lag_rows: refusal.bound.convergence_lag_rows,
+                convergence_age_ms: core.shared.convergence_age_ms(core.now().mono),
             };
             life.refused(refusal);
             refusal.headers(&mut headers);

@@ -113,6 +113,12 @@ impl Shared {
         self.coordination.as_ref().map_or((1, FleetSeen::default()), |coordination| coordination.seen(now))
     }
 
+    /// Since peers' burn was last exchanged; `None`: never since boot, or without a shared store.
+    pub fn convergence_age_ms(&self, now: MonoNs) -> Option<u64> {
+        let flushed = self.coordination.as_ref()?.fleet.convergence.flushed()?;
+        Some(now.since(flushed) / 1_000_000)
+    }
+
     /// Rows handed over by the cores and not folded yet.
     pub fn tee_lag_rows(&self) -> u64 {
         self.cores.iter().map(|core| core.rows.lag()).sum()

@@ -102,7 +102,7 @@ fn limits_show_their_config_what_is_enforced_and_their_fullest_scopes() {
         json!({
             "mode": "per-replica",
             "bound": "per-replica only: fleet ≤ N×limit",
-            "live": {"n_live": 1, "suspended": null},
+            "live": {"n_live": null, "suspended": null},
         })
     );
     let scope = &budget["scopes"][0];

@@ -39,7 +39,7 @@ fn a_replica_that_burned_nothing_refuses_on_its_peers_burn_within_two_seconds() 
         let error = &refused.json()["error"];
         assert_eq!(error["type"], kind);
         let bound = &error["enforcement"]["bound"];
-        assert!(bound["convergence_lag_rows"].is_u64(), "{bound}");
+        assert!(bound["convergence_lag_rows"].is_u64() && bound["convergence_age_ms"].is_u64(), "{bound}");
         assert!(error["enforcement"]["suspended"].is_null(), "{error}");
     }
     assert!(began.elapsed() < WITHIN, "it took {:?}", began.elapsed());
@@ -223,6 +223,10 @@ fn burn_is_published_again_to_a_store_that_lost_everything_also_by_replicas_at_r
         }
         let cells = || cluster.redis.keys().iter().filter(|key| key.contains("cells")).count();
         until("both limits' burn to be published again", SOON, || cells() == 2);
+        let is_said = |replica: &Gateway| replica.log_text().matches("the shared store began from nothing").count();
+        until("both to say so, once for each time", SOON, || {
+            [&a, &b].into_iter().all(|each| is_said(each) == round + 1)
+        });
         let name = format!("tt-new-{round}");
         let fresh = cluster.setup(&name, &name).start();
         until("a newcomer to know", SOON, || used(&fresh, "team_requests") == 3.0);
@@ -262,7 +266,10 @@ fn a_store_that_was_never_there_fails_no_request_and_is_disclosed_everywhere() {
     assert!(reasons.contains(&json!({"limit_id": "team_usd", "reason": "never_synced"})), "{enforcement}");
     assert!(enforcement["note"].as_str().unwrap().contains("N×limit until the coordination store"), "{enforcement}");
     assert_eq!(enforcement["bound"]["convergence_lag_rows"], 2, "two own rows that nobody has heard of");
+    assert!(enforcement["bound"].get("convergence_age_ms").is_none(), "there was no exchange: {enforcement}");
+    assert_eq!(me.limit("team_usd").0["basis"], "own_and_peers");
     let health = health(&b);
+    assert!(health["exchange"]["trouble"]["error"].as_str().is_some_and(|error| error.contains("refused")), "{health}");
     let suspended: Vec<_> = health["suspensions"].as_array().unwrap().iter().map(|s| s["limit_id"].clone()).collect();
     assert_eq!(suspended, [json!("team_share"), json!("team_usd")], "{health}");
     assert_eq!(b.metrics().sum_where("tokentriage_suspended", &["limit=\"team_usd\""]), Some(1.0));
@@ -278,14 +285,29 @@ fn a_store_that_was_never_there_fails_no_request_and_is_disclosed_everywhere() {
 /// Takes half a minute: that is how long burn is trusted.
 #[test]
 fn a_store_that_froze_suspends_the_exchange_after_thirty_seconds_and_fails_nothing() {
-    let cluster = Cluster::start(|setup| setup.limit("team_usd", "budget_usd", "amount_usd: 5000, period: month"));
+    let cluster = Cluster::start(|setup| {
+        let setup = setup.limit("team_usd", "budget_usd", "amount_usd: 5000, period: month");
+        setup.limit_on("org:spent", "spent", "quota_requests", "amount: 1, period: month")
+    });
     let a = cluster.replica("tt-a");
-    let key = cluster.mint(&a, DEV1);
+    let (key, spent) = (cluster.mint(&a, DEV1), cluster.mint(&a, "org:spent"));
     let b = cluster.replica("tt-b");
     a.post(&key, CHAT, &chat("mock")).expect(200);
+    b.post(&spent, CHAT, &chat("mock")).expect(200);
+    b.wait_exhausted(&spent, "spent");
     until("the peer to know", SOON, || b.me(&key).limit("team_usd").used_nanousd() == OPENAI_REPLY_NANOUSD);
     cluster.redis.freeze();
     let frozen = Instant::now();
+    // Long before it is given up, a refusal says what it cannot know.
+    until("a refusal to say that peers are not heard", Duration::from_secs(10), || {
+        let refused = b.post(&spent, CHAT, &chat("mock")).expect(429);
+        assert_eq!(refused.header("x-tt-coordination"), None);
+        let enforcement = refused.json()["error"]["enforcement"].clone();
+        let age_ms = enforcement["bound"]["convergence_age_ms"].as_u64().expect("an age");
+        let is_said = enforcement["note"].as_str().unwrap().contains("; peers' burn of the last ");
+        assert_eq!(is_said, age_ms > 2_000, "{enforcement}");
+        is_said
+    });
     let mut slowest = Duration::ZERO;
     until("the exchange to be suspended", Duration::from_secs(40), || {
         let began = Instant::now();
@@ -302,7 +324,8 @@ fn a_store_that_froze_suspends_the_exchange_after_thirty_seconds_and_fails_nothi
     in_touch(&b);
     let served = b.post(&key, CHAT, &chat("mock")).expect(200);
     assert_eq!(served.header("x-tt-coordination"), None);
-    let total = (a.rows().len() + b.rows().len()) as u64 * OPENAI_REPLY_NANOUSD;
+    let rows = [a.rows(), b.rows()].concat();
+    let total = rows.iter().filter(|row| row.0["node"] == DEV1).count() as u64 * OPENAI_REPLY_NANOUSD;
     until("both to agree on all of it", SOON, || {
         [&a, &b].iter().all(|replica| replica.me(&key).limit("team_usd").used_nanousd() == total)
     });

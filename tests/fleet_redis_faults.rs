@@ -97,6 +97,18 @@ impl Bench {
         reason
     }
 
+    /// The detail behind the reason, as the health page and the log have it: words of the server or of the system.
+    #[track_caller]
+    fn is_explained_by(&self, any_of: &[&str]) {
+        let explains = |text: &str| any_of.iter().any(|words| text.contains(words));
+        let health = self.gateway.admin_get("/tt/api/v1/governance/health").expect(200).json();
+        let error = health["breaker"]["last_error"]["error"].as_str().unwrap_or_default();
+        assert!(explains(error), "{}", health["breaker"]);
+        let log = self.gateway.log_text();
+        let opened = log.lines().filter(|line| line.contains("the breaker is open")).any(explains);
+        assert!(opened, "{log}");
+    }
+
     fn fallbacks(&self, reason: &str) -> u64 {
         let label = format!("reason=\"{reason}\"");
         self.gateway.metrics().sum_where("tokentriage_redis_fallbacks_total", &[&label]).unwrap_or(0.0) as u64
@@ -221,7 +233,11 @@ fn killed_and_started_again() {
         bench.redis.kill();
         bench.proxy.cut();
     };
-    Bench::start(RPM_4).suffers(ERROR, spoil, |bench| bench.redis.restart());
+    Bench::start(RPM_4).suffers(ERROR, spoil, |bench| {
+        // The proxy stands, so nobody refuses to connect.
+        bench.is_explained_by(&["the server closed the connection", "Connection reset by peer", "Broken pipe"]);
+        bench.redis.restart();
+    });
 }
 
 /// C36: errors, nonsense, bytes that are no reply, half a reply. None of them becomes a 429.
@@ -252,13 +268,22 @@ fn c36_closes_mid_reply() {
 #[test]
 fn memory_full() {
     let spoil = |bench: &Bench| bench.redis.tell(&["CONFIG", "SET", "maxmemory", "1"]);
-    Bench::start(RPM_4).suffers(ERROR, spoil, |bench| bench.redis.tell(&["CONFIG", "SET", "maxmemory", "0"]));
+    Bench::start(RPM_4).suffers(ERROR, spoil, |bench| {
+        bench.is_explained_by(&["OOM command not allowed"]);
+        until("a heartbeat to meet it", SOON, || {
+            bench.gateway.log_text().contains("the shared store answers with an error: burn and heartbeats wait")
+        });
+        bench.redis.tell(&["CONFIG", "SET", "maxmemory", "0"]);
+    });
 }
 
 #[test]
 fn password_changed() {
     let spoil = |bench: &Bench| bench.redis.change_password("another");
-    Bench::start(RPM_4).suffers(ERROR, spoil, |bench| bench.redis.change_password(""));
+    Bench::start(RPM_4).suffers(ERROR, spoil, |bench| {
+        bench.is_explained_by(&["NOAUTH"]);
+        bench.redis.change_password("");
+    });
 }
 
 /// C34: the server was demoted; the name then leads to the new primary.
@@ -437,9 +462,15 @@ fn the_health_page_names_the_tier_and_the_breaker() {
     let health: Value = bench.gateway.admin_get("/tt/api/v1/governance/health").expect(200).json();
     assert_eq!(health["capability"]["shared_state_enabled"], true);
     assert_eq!(health["capability"]["tiers"], json!(["redis"]));
-    let breaker = json!({"state": "closed", "consecutive_failures": 0, "last_failure": null, "next_probe_ms": null,
-                         "late_replies": health["breaker"]["late_replies"]});
+    let breaker = json!({"state": "closed", "consecutive_failures": 0, "last_failure": null, "last_error": null,
+                         "next_probe_ms": null, "late_replies": health["breaker"]["late_replies"]});
     assert_eq!(health["breaker"], breaker);
+    // Who is asked for a number says whose it is: only the caller's own page asks Redis.
+    let limits = bench.gateway.admin_get("/tt/api/v1/governance/limits").expect(200).json();
+    assert_eq!(limits["limits"][0]["scopes"][0]["basis"], "own_count", "{limits}");
+    until("a look that Redis answers", SOON, || {
+        bench.gateway.me(&bench.key).limit("team_rpm").0["basis"] == "shared_store"
+    });
     assert!(bench.gateway.metrics().sum("tokentriage_redis_rtt_seconds_count").is_some_and(|count| count >= 1.0));
     assert!(!bench.mock.requests().is_empty());
 }

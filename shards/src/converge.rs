@@ -126,6 +126,7 @@ pub struct Converge {
     terms: Vec<Term>,
     /// Scopes of peers that were left out for want of room.
     left_out: u64,
+    generations_lost: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -181,6 +182,7 @@ impl Converge {
             flushed: None,
             terms: Vec::new(),
             left_out: 0,
+            generations_lost: 0,
         }
     }
 
@@ -293,6 +295,11 @@ impl Converge {
     /// Scopes known in running periods, and peers' scopes left out for want of room.
     pub fn size(&self) -> (usize, u64) {
         (self.scopes.len(), self.left_out)
+    }
+
+    /// How often the store turned out to have begun from nothing since it was first met.
+    pub fn generations_lost(&self) -> u64 {
+        self.generations_lost
     }
 
     /// A replica was decommissioned: what was kept of it in spite of the store goes too.
@@ -516,6 +523,7 @@ impl Converge {
 
     /// The store began from nothing: what we knew of the peers stays known, and everything of ours is published again.
     fn store_was_lost(&mut self, now: MonoNs) {
+        self.generations_lost += 1;
         self.watch.iter_mut().for_each(|watch| watch.since = 0);
         self.to_read.clear();
         for (key, scope) in &mut self.scopes {

@@ -64,8 +64,10 @@ pub struct LedgerBound {
     pub tee_lag_rows: u64,
     /// Given up since this process started.
     pub dropped_rows: u64,
-    /// Not exchanged with peers yet; `None` without Redis.
+    /// Not exchanged with peers yet, as far as it can be told; `None` without Redis.
     pub convergence_lag_rows: Option<u64>,
+    /// Since the last exchange with peers, whose rows after it nobody here can count. `None`: without Redis, or none yet.
+    pub convergence_age_ms: Option<u64>,
 }
 
 /// The facts of one refusal, frozen at the verdict. Row, header and body all come from here.

@@ -97,7 +97,12 @@ fn spent_quotas_are_told_in_their_own_unit() {
         let soon = at(1_912_449.5); // 60.5 s before the month ends
         gateway.beat.beat(soon.mono);
         let mut refusal = gateway.refuse(DEV, soon);
-        refusal.bound = LedgerBound { tee_lag_rows: 3, dropped_rows: 1, convergence_lag_rows: Some(7) };
+        refusal.bound = LedgerBound {
+            tee_lag_rows: 3,
+            dropped_rows: 1,
+            convergence_lag_rows: Some(7),
+            convergence_age_ms: Some(640),
+        };
         let want = format!(
             concat!(
                 r#"{{"error":{{"type":"quota_exceeded","message":"request refused by limit quota","#,
@@ -105,13 +110,19 @@ fn spent_quotas_are_told_in_their_own_unit() {
                 r#""refused_by":{{"limit_id":"quota","limit_type":"{kind}","unit":"{unit}","node":"org:acme/team:ml","#,
                 r#""period":"month","resets_at":"2026-09-01T00:00:00Z","retry_after_s":61,"observed":1265,"limit":1000}},"#,
                 r#""enforcement":{{"posture":"enforcing","approximate":true,"#,
-                r#""bound":{{"tee_lag_rows":3,"dropped_rows":1,"convergence_lag_rows":7}},"note":"{note}"}}}}}}"#,
+                r#""bound":{{"tee_lag_rows":3,"dropped_rows":1,"convergence_lag_rows":7,"convergence_age_ms":640}},"#,
+                r#""note":"{note}"}}}}}}"#,
             ),
             kind = kind,
             unit = unit,
             note = note,
         );
         assert_eq!(body(&refusal, Family::OpenAi), want);
+        refusal.bound.convergence_age_ms = Some(12_345);
+        let late = body(&refusal, Family::OpenAi);
+        let want =
+            format!(r#""convergence_age_ms":12345}},"note":"{note}; peers' burn of the last 12 s is missing"}}}}}}"#);
+        assert!(late.ends_with(&want), "{late}");
         let sooner = gateway.refuse(DEV, at(1_912_470.0));
         let lines = "Retry-After: 40\r\nx-should-retry: false\r\nRateLimit: \"quota\";r=0;t=40\r\n";
         assert!(headers(&sooner).starts_with(lines), "never a retry, however soon the period ends");
@@ -334,15 +345,16 @@ fn a_limit_is_published_with_the_bound_that_holds_now() {
     };
     let says = |limit, n_live, suspended| {
         let Enforcement { mode, bound, live } = enforcement(limit, n_live, true, suspended);
-        format!("{mode} | {bound} | {} {}", live.n_live, live.suspended.unwrap_or("-"))
+        let n_live = live.n_live.map_or("-".to_owned(), |n_live| n_live.to_string());
+        format!("{mode} | {bound} | {n_live} {}", live.suspended.unwrap_or("-"))
     };
     let (local, redis) = (store("rpm", "600", "local"), store("rpm", "600", "redis"));
     let (shared, slots) = (store("tpm", "60000", "share"), store("concurrency", "9", "share"));
-    assert_eq!(says(&local, 3, None), "per-replica | per-replica only: fleet ≤ N×limit | 1 -");
-    assert_eq!(says(&redis, 3, None), "exact-fleet | exact; ≤ N×limit during store outage | 1 -");
+    assert_eq!(says(&local, 3, None), "per-replica | per-replica only: fleet ≤ N×limit | - -");
+    assert_eq!(says(&redis, 3, None), "exact-fleet | exact; ≤ N×limit during store outage | - -");
     assert_eq!(
         says(&redis, 3, Some(Reason::RedisBreakerOpen)),
-        "exact-fleet | suspended: fleet ≤ N×limit until the coordination store recovers | 1 redis breaker open"
+        "exact-fleet | suspended: fleet ≤ N×limit until the coordination store recovers | - redis breaker open"
     );
     assert_eq!(
         says(&shared, 3, None),
@@ -365,7 +377,7 @@ fn a_limit_is_published_with_the_bound_that_holds_now() {
     let json = serde_json::to_string(&enforcement(&local, 1, false, None)).expect("plain data");
     assert_eq!(
         json,
-        r#"{"mode":"per-replica","bound":"per-replica only: fleet ≤ N×limit","live":{"n_live":1,"suspended":null}}"#
+        r#"{"mode":"per-replica","bound":"per-replica only: fleet ≤ N×limit","live":{"n_live":null,"suspended":null}}"#
     );
 }
 

@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 use super::answer::{Answer, ok, with_status};
 use super::{Admin, now};
 use crate::config::RequireKey;
-use crate::coordination::Coordination;
 use crate::coordination::fleet::Command;
+use crate::coordination::{Coordination, LastTrouble};
 use crate::identity_thread::Times;
 use crate::keys::{KeyStore, Standing};
 use crate::shared::Shared;
@@ -101,16 +101,19 @@ struct Peer {
     /// Null: a limit or nodes this replica has not met.
     limit_id: Option<String>,
     limit_type: Option<&'static str>,
+    /// Who published it last, and what that replica is on the roster: its heartbeats decide, not this burn. `unknown`: the
+    /// roster has nobody of that name.
     replica: String,
-    ledger_id: String,
-    /// `live`, or `departed` after ten minutes without a beat; it counts all the same.
     state: &'static str,
+    ledger_id: String,
+    /// Nothing was published for ten minutes; it counts all the same until its period ends.
+    departed: bool,
     scopes: u64,
     /// In the limit's unit.
     burn: Option<Value>,
     rows: u64,
-    /// Of its youngest cell.
-    beat_age_ms: u64,
+    /// Since the youngest of these scopes was published. One that does not change is published again about once a minute.
+    published_age_ms: u64,
 }
 
 #[derive(Serialize)]
@@ -118,6 +121,8 @@ struct Exchange {
     /// Since the last complete round; null: none since boot.
     age_ms: Option<u64>,
     suspended: Option<&'static str>,
+    /// What the store said last instead of an answer, or what became of the way there; null while exchanges succeed.
+    trouble: Option<LastError>,
     /// Own rows that peers cannot know of yet.
     unsent_rows: u64,
     /// Scopes peers have burned in that no counter here stands for.
@@ -131,10 +136,24 @@ struct Breaker {
     consecutive_failures: u32,
     /// What the last failed call met; null after a success.
     last_failure: Option<&'static str>,
+    /// In the words of the server or of the system, where there were any; null after a success.
+    last_error: Option<LastError>,
     /// Until a call may find out whether Redis is back; null while closed.
     next_probe_ms: Option<u64>,
     /// Replies that came after their verdict was given, since boot.
     late_replies: u64,
+}
+
+#[derive(Serialize)]
+struct LastError {
+    error: String,
+    at: String,
+}
+
+impl LastError {
+    fn of(trouble: &LastTrouble) -> Option<Self> {
+        trouble.get().map(|trouble| LastError { error: trouble.error.clone(), at: when::text(trouble.at) })
+    }
 }
 
 #[derive(Serialize)]
@@ -260,26 +279,33 @@ async fn peers(shared: &Shared, coordination: &Coordination) -> Vec<Peer> {
                 limit_id: id,
                 limit_type: limit.map(|limit| limit.kind.as_str()),
                 replica: peer.cell.replica.to_string(),
+                state: "unknown",
                 ledger_id: peer.cell.ledger.to_string(),
-                state: "departed",
+                departed: true,
                 scopes: 0,
                 burn: None,
                 rows: 0,
-                beat_age_ms: u64::MAX,
+                published_age_ms: u64::MAX,
             };
             (limit.map(|limit| limit.kind), 0, sum)
         });
         *burn = burn.saturating_add(peer.cell.burn);
         sum.scopes += 1;
         sum.rows = sum.rows.saturating_add(peer.cell.rows);
-        sum.beat_age_ms = sum.beat_age_ms.min(peer.age_us / 1_000);
+        sum.published_age_ms = sum.published_age_ms.min(peer.age_us / 1_000);
         if !peer.is_departed() {
-            sum.state = "live";
+            sum.departed = false;
             sum.replica = peer.cell.replica.to_string(); // the newest name of a ledger that was renamed
         }
     }
-    let peers = sums.into_values();
-    peers.map(|(kind, burn, peer)| Peer { burn: kind.map(|kind| me::amount(kind, burn)), ..peer }).collect()
+    let roster = coordination.fleet.roster.load();
+    let state = |replica: &str| roster.find(replica).map_or("unknown", |entry| roster.state(entry, now.mono).as_str());
+    let peers = sums.into_values().map(|(kind, burn, peer)| Peer {
+        burn: kind.map(|kind| me::amount(kind, burn)),
+        state: state(&peer.replica),
+        ..peer
+    });
+    peers.collect()
 }
 
 fn exchange(coordination: &Coordination) -> Option<Exchange> {
@@ -287,6 +313,7 @@ fn exchange(coordination: &Coordination) -> Option<Exchange> {
     convergence.is_attached().then(|| Exchange {
         age_ms: convergence.flushed().map(|flushed| now.mono.since(flushed) / 1_000_000),
         suspended: coordination.fleet.burn_suspended(now.mono).map(|reason| reason.as_str()),
+        trouble: LastError::of(&coordination.exchange_trouble),
         unsent_rows: convergence.unsent_rows(),
         unmet_scopes: convergence.terms.unclaimed(),
     })
@@ -315,6 +342,7 @@ fn breaker(coordination: &Coordination) -> Breaker {
         state: state.as_str(),
         consecutive_failures,
         last_failure: coordination.breaker.last_failure().map(Reason::as_str),
+        last_error: coordination.breaker.last_failure().and_then(|_| LastError::of(&coordination.admissions_trouble)),
         next_probe_ms,
         late_replies: coordination.late_reply_count(),
     }

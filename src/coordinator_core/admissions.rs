@@ -21,11 +21,14 @@ use shards::coordinate::numbers::{DIAL_AGAIN_NS, DIAL_NS, DIAL_PAUSE_MAX_NS, DIA
 use shards::coordinate::ticket::TicketId;
 use shards::rate::Script;
 use shards::suspend::Reason;
-use shards::units::MonoNs;
+use shards::units::{MonoNs, WallMs};
 use tokio::sync::Notify;
 
 use crate::coordination::Coordination;
 use crate::coordination::desk::{Answer, Question};
+
+/// What the server said this long ago belongs to the failures that open the breaker now.
+const SAID_LATELY_MS: i64 = 10_000;
 
 /// A core and its ticket.
 type Asker = (usize, TicketId);
@@ -163,6 +166,9 @@ impl Admissions {
                 Err(trouble) => break Some(trouble),
             };
             let mut words = [0; 8];
+            if let Some(error) = reply.error() {
+                heard(&self.coordination, &error);
+            }
             match self.lane.said(spoken(&reply, &mut words), now(), &self.coordination.breaker) {
                 Ok(Some(rtt_ns)) => self.coordination.answered_in(rtt_ns / 1_000),
                 Ok(None) => {}
@@ -181,7 +187,15 @@ impl Admissions {
         match self.lane.take_turn() {
             Turn::Opened => {
                 let why = self.coordination.breaker.last_failure().map_or("", Reason::as_str);
-                tracing::warn!(why, "redis: the breaker is open; limits are held per replica until a probe succeeds");
+                // The last of five may have missed its 5 ms while a new connection was refused: what was said is said.
+                let trouble = self.coordination.admissions_trouble.get();
+                let trouble = trouble.filter(|trouble| wall().0.saturating_sub(trouble.at.0) < SAID_LATELY_MS);
+                let error = trouble.as_ref().map_or("no answer in time", |trouble| &trouble.error);
+                tracing::warn!(
+                    why,
+                    error,
+                    "redis: the breaker is open; limits are held per replica until a probe succeeds"
+                );
                 self.give_up(Reason::RedisBreakerOpen);
                 self.dial();
             }
@@ -227,6 +241,7 @@ impl Admissions {
     }
 
     fn not_connected(&mut self, trouble: &Trouble) {
+        self.coordination.admissions_trouble.told(&trouble.to_string(), wall());
         if self.pause_ns == DIAL_PAUSE_NS {
             // Once, and not for every attempt that follows.
             tracing::warn!(redis = ?self.endpoint, error = %trouble, "redis: cannot connect; trying again");
@@ -238,6 +253,7 @@ impl Admissions {
     }
 
     fn broken(&mut self, trouble: &Trouble) {
+        self.coordination.admissions_trouble.told(&trouble.to_string(), wall());
         tracing::warn!(redis = ?self.endpoint, error = %trouble, "redis: the connection for admissions broke");
         self.give_up(reason_of(trouble));
         self.dial();
@@ -291,6 +307,18 @@ impl Admissions {
 
 fn now() -> MonoNs {
     MonoNs(clock::mono_ns())
+}
+
+fn wall() -> WallMs {
+    WallMs(clock::wall_ms())
+}
+
+/// The server answered a call with an error: its own words, in the log once a minute and on the health page. A script that
+/// it forgot is no trouble.
+fn heard(coordination: &Coordination, error: &str) {
+    if !error.starts_with("NOSCRIPT") && coordination.admissions_trouble.told(error, wall()) {
+        tracing::warn!(error, "redis: the server answers admissions with an error; local cells answer them");
+    }
 }
 
 /// `EVALSHA name 1 key args…`

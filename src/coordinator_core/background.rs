@@ -86,6 +86,7 @@ pub async fn run(endpoint: Endpoint, shared: Arc<Shared>, coordination: Arc<Coor
         is_leaving: false,
         gone: HashSet::new(),
         trouble: Said::default(),
+        generations_lost: 0,
     };
     background.serve(inbox).await;
     background.take_leave().await;
@@ -111,6 +112,7 @@ struct Background {
     /// Removals that were acted upon.
     gone: HashSet<String>,
     trouble: Said,
+    generations_lost: u64,
 }
 
 /// One copy of the roster, and which version it holds. Never awaited: a disk or a database that is slow must not delay
@@ -175,26 +177,56 @@ impl Kept {
     }
 }
 
-/// Whether an outage was reported already: once when it begins, once when it ends.
+/// Why a call came to nothing.
+#[derive(Debug, PartialEq, Eq)]
+enum Failed {
+    /// No answer: the way there, or a server that hangs.
+    Silent(String),
+    /// An answer, and it is an error: a full memory, a wrong password, a server that is loading.
+    Refused(String),
+    /// An answer in words we do not know.
+    Malformed,
+}
+
+impl Failed {
+    fn of(trouble: &Trouble) -> Failed {
+        match trouble {
+            Trouble::Refused(error) => Failed::Refused(error.clone()),
+            trouble => Failed::Silent(trouble.to_string()),
+        }
+    }
+
+    fn answered(answer: &Answer) -> Failed {
+        answer.error().map_or(Failed::Malformed, Failed::Refused)
+    }
+
+    fn words(&self) -> &str {
+        match self {
+            Failed::Silent(error) | Failed::Refused(error) => error,
+            Failed::Malformed => "a malformed reply",
+        }
+    }
+
+    /// What the operator looks for next: the network, or what the server says.
+    fn headline(&self) -> &'static str {
+        match self {
+            Failed::Silent(_) => "the shared store does not answer",
+            Failed::Refused(_) => "the shared store answers with an error",
+            Failed::Malformed => "the shared store answers in words we do not know",
+        }
+    }
+}
+
+/// What was said of an outage: once when it begins, once when it becomes another one, once when it ends.
 #[derive(Default)]
-struct Said(bool);
+struct Said(Option<&'static str>);
 
 impl Said {
-    fn outcome(&mut self, outcome: Result<(), String>) {
-        match outcome {
-            Ok(()) if self.0 => {
-                self.0 = false;
-                tracing::info!("the shared store answers again: burn and heartbeats are exchanged");
-            }
-            Err(error) if !self.0 => {
-                self.0 = true;
-                tracing::warn!(
-                    error,
-                    "the shared store does not answer: burn and heartbeats wait; limits say suspended"
-                );
-            }
-            _ => {}
-        }
+    /// What is to be said now, if anything: `Ok` for an end.
+    fn outcome(&mut self, failed: Option<&Failed>) -> Option<Result<(), &'static str>> {
+        let now = failed.map(Failed::headline);
+        let before = std::mem::replace(&mut self.0, now);
+        (now != before).then(|| now.map_or(Ok(()), Err))
     }
 }
 
@@ -278,18 +310,19 @@ impl Background {
                     match reply(job, answer) {
                         Some(reply) => self.converge.answer(job, reply, now),
                         None => {
-                            trouble = Some(answer.error().unwrap_or_else(|| "a malformed reply".to_owned()));
+                            trouble = Some(Failed::answered(answer));
                             self.converge.failed(job);
                         }
                     }
                 }
-                self.trouble.outcome(trouble.map_or(Ok(()), Err));
+                self.outcome(trouble.map_or(Ok(()), Err));
+                self.say_if_the_store_began_anew();
                 if self.coordination.fleet.convergence.heard(self.converge.take_terms()) {
                     self.pager.page();
                 }
             }
             Err(error) => {
-                self.trouble.outcome(Err(error.to_string()));
+                self.outcome(Err(Failed::of(&error)));
                 batch.iter().for_each(|job| self.converge.failed(job));
             }
         }
@@ -343,13 +376,10 @@ impl Background {
             ],
         };
         let answered = self.line.run(std::slice::from_ref(&call), WITHIN).await;
-        let answer = answered.map(|answers| answers.into_iter().next()).map_err(|error| error.to_string());
-        let snapshot = match answer {
-            Ok(Some(answer)) => {
-                snapshot(&answer).ok_or_else(|| answer.error().unwrap_or_else(|| "a malformed reply".to_owned()))
-            }
-            Ok(None) => Err("no reply".to_owned()),
-            Err(error) => Err(error),
+        let snapshot = match answered.map(|answers| answers.into_iter().next()) {
+            Ok(Some(answer)) => snapshot(&answer).ok_or_else(|| Failed::answered(&answer)),
+            Ok(None) => Err(Failed::Malformed),
+            Err(error) => Err(Failed::of(&error)),
         };
         match snapshot {
             Ok(snapshot) => {
@@ -358,12 +388,42 @@ impl Background {
                 let middle_ms = began.wall.0 + (ended.wall.0 - began.wall.0) / 2;
                 self.card.skew_ms =
                     middle_ms.saturating_sub(i64::try_from(snapshot.now_us / 1_000).unwrap_or(i64::MAX));
-                self.trouble.outcome(Ok(()));
+                self.outcome(Ok(()));
                 let changed = self.roster.heard(snapshot, began.mono);
                 self.forget_gone(ended.mono);
                 self.show_roster(changed, ended.mono);
             }
-            Err(error) => self.trouble.outcome(Err(error)),
+            Err(failed) => self.outcome(Err(failed)),
+        }
+    }
+
+    /// How a call ended, for the health page, and for the log when that is news.
+    fn outcome(&mut self, outcome: Result<(), Failed>) {
+        let said = self.trouble.outcome(outcome.as_ref().err());
+        let page = &self.coordination.exchange_trouble;
+        match (&outcome, said) {
+            (Err(failed), _) => drop(page.told(failed.words(), now().wall)),
+            (Ok(()), Some(_)) => page.clear(),
+            (Ok(()), None) => {}
+        }
+        match (outcome, said) {
+            (_, Some(Ok(()))) => tracing::info!("the shared store answers again: burn and heartbeats are exchanged"),
+            (Err(failed), Some(Err(headline))) => tracing::warn!(
+                error = failed.words(),
+                "{headline}: burn and heartbeats wait; limits that need them say suspended when that lasts"
+            ),
+            _ => {}
+        }
+    }
+
+    /// A store that was emptied, or replaced by an empty one, forgot counters: whoever looks for a burst finds it here.
+    fn say_if_the_store_began_anew(&mut self) {
+        let began_anew = self.converge.generations_lost();
+        if began_anew > std::mem::replace(&mut self.generations_lost, began_anew) {
+            tracing::warn!(
+                "the shared store began from nothing (it was emptied, or restarted without its data): this replica's burn \
+                 is published again and peers' burn stays counted; counters of `store: redis` started anew"
+            );
         }
     }
 
@@ -483,7 +543,7 @@ impl Background {
     /// A store that evicts keys when it is full forgets counters and burn without a word: said on the health page.
     async fn look_at_eviction(&mut self) {
         let now = now();
-        if now.mono.0 < self.eviction_at_ns || self.trouble.0 {
+        if now.mono.0 < self.eviction_at_ns || self.trouble.0.is_some() {
             return;
         }
         self.eviction_at_ns = now.mono.0 + EVICTION_EVERY_NS;
@@ -652,6 +712,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_outage_is_said_once_for_each_kind_and_in_the_words_of_the_server() {
+        let mut said = Said::default();
+        let full =
+            Failed::answered(&Answer::Error(b"OOM command not allowed when used memory > 'maxmemory'.".to_vec()));
+        assert_eq!(full.words(), "OOM command not allowed when used memory > 'maxmemory'.");
+        assert_eq!(said.outcome(Some(&full)), Some(Err("the shared store answers with an error")));
+        assert_eq!(said.outcome(Some(&full)), None);
+        let gone = Failed::of(&Trouble::Closed);
+        assert_eq!(said.outcome(Some(&gone)), Some(Err("the shared store does not answer")));
+        assert_eq!((said.outcome(None), said.outcome(None)), (Some(Ok(())), None));
+        assert_eq!(Failed::answered(&Answer::Nil).words(), "a malformed reply");
     }
 
     #[test]

@@ -11,6 +11,8 @@ const ELEMENTS_MAX: usize = 1 << 20;
 const NUMBER_BYTES_MAX: usize = 20;
 /// A status or an error, which servers keep to a line.
 const LINE_BYTES_MAX: usize = 64 << 10;
+/// Of an error's text, in logs and on pages.
+const ERROR_CHARS_MAX: usize = 200;
 
 /// One reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +33,13 @@ pub enum Reply {
 
 impl Reply {
     /// The error's text, as far as it is text.
+    ///
+    /// Fit for a log: an unknown command's arguments are left out, for a server whose AUTH was renamed repeats the password.
     pub fn error(&self) -> Option<String> {
-        match self {
-            Reply::Error(text) => Some(String::from_utf8_lossy(text).into_owned()),
-            _ => None,
-        }
+        let Reply::Error(text) = self else { return None };
+        let text = String::from_utf8_lossy(text);
+        let shown = text.split(", with args").next().unwrap_or_default();
+        Some(shown.chars().filter(|char| !char.is_control()).take(ERROR_CHARS_MAX).collect())
     }
 
     /// An integer, also where a script spelled it as a string to keep all its digits.

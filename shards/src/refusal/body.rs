@@ -1,5 +1,7 @@
 //! The JSON body of a 429, one shape for every limit type, in the caller's provider's envelope.
 
+use std::borrow::Cow;
+
 use super::text::{go_duration, integer, is_plain, rfc3339, usd};
 use super::{Family, Refusal, Wait, bounds};
 use crate::limit::{Class, LimitType, Period};
@@ -94,13 +96,25 @@ fn enforcement(refusal: &Refusal, json: &mut Json) {
         if let Some(rows) = refusal.bound.convergence_lag_rows {
             json.number("convergence_lag_rows", rows);
         }
+        if let Some(age_ms) = refusal.bound.convergence_age_ms {
+            json.number("convergence_age_ms", age_ms);
+        }
         json.end();
     }
     let own = refusal.suspended.iter().find(|(id, _)| *id == refusal.limit.id);
     let outage = own.or(refusal.suspended.first()).map(|(_, reason)| bounds::outage_note(*reason));
+    // From the moment that exchanges fail, not only when they are given up as stale.
+    let overdue = refusal.bound.convergence_age_ms.filter(|age_ms| *age_ms > bounds::EXCHANGE_OVERDUE_MS);
+    let overdue = overdue.map(|age_ms| format!("peers' burn of the last {} s is missing", age_ms / 1_000));
+    let outage = match (overdue, outage) {
+        (None, outage) => outage.map(Cow::Borrowed),
+        (Some(overdue), None) => Some(Cow::Owned(overdue)),
+        (Some(overdue), Some(outage)) => Some(Cow::Owned(format!("{overdue}; {outage}"))),
+    };
     match (bounds::lag_note(kind), outage) {
         (None, None) => {}
-        (Some(note), None) | (None, Some(note)) => json.text("note", note),
+        (Some(lag), None) => json.text("note", lag),
+        (None, Some(outage)) => json.text("note", &outage),
         (Some(lag), Some(outage)) => json.text("note", &format!("{lag}; {outage}")),
     }
     if !refusal.suspended.is_empty() {

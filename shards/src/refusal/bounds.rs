@@ -38,7 +38,12 @@ pub const IDENTITY_STALE: &str = "identity_stale: a key revoked elsewhere may st
 pub const REPLICA_ID_CONFLICT: &str =
     "replica_id_conflict: two processes publish under one id — fleet ≤ limit + the burn of one of them";
 
-/// Whether the number a refusal shows is exact within this replica.
+/// Burn is exchanged twice a second; peers know of it within two. An exchange older than this is late, and a refusal says so.
+pub const EXCHANGE_OVERDUE_MS: u64 = 2_000;
+
+/// Whether the refusal rests on an estimate or on numbers that lag. A suspended guarantee does not make it so: the local
+/// cell holds the full amount and has counted along, so what it refuses the fleet's counter would refuse too. What is
+/// lost meanwhile is that the others may admit as much again, and that is what the note says.
 pub fn is_approximate(kind: LimitType) -> bool {
     matches!(kind.class(), Class::LedgerSettled | Class::ReserveReconcile)
 }
@@ -88,8 +93,8 @@ pub struct Enforcement {
 /// What the bound depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Live {
-    /// Replicas the amount is split over; 1 unless `store: share`.
-    pub n_live: u32,
+    /// Replicas the amount is split over; null unless `store: share`, which alone splits it.
+    pub n_live: Option<u32>,
     /// Why the guarantee is not held; null when it is.
     pub suspended: Option<&'static str>,
 }
@@ -103,6 +108,7 @@ pub fn enforcement(limit: &Limit, n_live: u32, converges: bool, suspended: Optio
         (Class::InflightLease, Store::Share) => ("share", SHARE_CONCURRENCY),
         (_, Store::Share) => ("share", SHARE),
     };
-    let live = Live { n_live: limit.parts(n_live), suspended: suspended.map(Reason::as_str) };
+    let n_live = (limit.store == Store::Share).then_some(limit.parts(n_live));
+    let live = Live { n_live, suspended: suspended.map(Reason::as_str) };
     Enforcement { mode, bound: suspended.map_or(healthy, outage_note), live }
 }
