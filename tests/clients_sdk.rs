@@ -35,6 +35,7 @@ fn the_openai_sdk_gets_whole_answers_streams_and_prompt_errors() {
         ("BASE_URL", base.as_str()),
         ("KEY", key.secret.as_str()),
         ("CHECK_REPLY", "1"),
+        ("ONE_MODEL", "1"),
         ("BAD_KEY", "1"),
         ("REFUSE_MODEL", "mock-broke"),
     ];
@@ -57,6 +58,7 @@ fn c31_the_anthropic_sdk_raises_a_spent_budget_at_once() {
             ("KEY", key.secret.as_str()),
             ("AUTH", auth),
             ("CHECK_REPLY", "1"),
+            ("ONE_MODEL", "1"),
             ("BAD_KEY", "1"),
             ("REFUSE_MODEL", "mock-broke"),
         ];
