@@ -158,3 +158,21 @@ impl Coordination {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_is_news_when_it_begins_changes_or_comes_back() {
+        let trouble = LastTrouble::default();
+        assert!(trouble.told("OOM", WallMs(0)));
+        // A core that is refused thousands of times a second: one line, and an instant that is a second old at most.
+        assert!((1..5_000).all(|at_ms| !trouble.told("OOM", WallMs(at_ms))));
+        assert_eq!(trouble.get().map(|last| (last.error.clone(), last.at)), Some(("OOM".to_owned(), WallMs(4_000))));
+        assert!(trouble.told("READONLY", WallMs(5_000)));
+        assert!(!trouble.told("READONLY", WallMs(64_000)) && trouble.told("READONLY", WallMs(124_000)));
+        trouble.clear();
+        assert!(trouble.get().is_none() && trouble.told("READONLY", WallMs(124_001)));
+    }
+}

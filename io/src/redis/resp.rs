@@ -200,6 +200,17 @@ mod tests {
     }
 
     #[test]
+    fn an_errors_text_is_fit_for_a_log() {
+        let shown = |text: &[u8]| Reply::Error(text.to_vec()).error();
+        assert_eq!(shown(b"NOAUTH Authentication required.").as_deref(), Some("NOAUTH Authentication required."));
+        let echoed = b"ERR unknown command 'AUTH', with args beginning with: 's3cret' ";
+        assert_eq!(shown(echoed).as_deref(), Some("ERR unknown command 'AUTH'"));
+        assert_eq!(shown(b"ERR a\x1b[2Jb\xff").as_deref(), Some("ERR a[2Jb\u{fffd}"));
+        assert_eq!(shown(&[b'x'; 1_000]).map(|text| text.len()), Some(200));
+        assert_eq!(Reply::Nil.error(), None);
+    }
+
+    #[test]
     fn a_command_is_an_array_of_strings() {
         let mut out = Vec::new();
         command(&mut out, &[b"SET", b"k", b""]);
