@@ -85,6 +85,17 @@ async fn serve(start: Start, shared: Arc<Shared>) -> std::io::Result<()> {
         },
         || std::process::abort(),
     );
+    if core.desk.is_some() {
+        let asking = core.clone();
+        spawn(
+            async move {
+                if let Some(desk) = &asking.desk {
+                    desk.ring().await;
+                }
+            },
+            || std::process::abort(),
+        );
+    }
     let tidy = core.clone();
     spawn(
         async move {

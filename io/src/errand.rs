@@ -34,11 +34,15 @@ pub fn errands<Q, A>(depth: usize, wake: Arc<Notify>, doorbell: Doorbell) -> (As
 }
 
 impl<Q, A> Asker<Q, A> {
-    /// Hands a question over and wakes whoever answers. `false`: the ring is full, nothing was handed over.
+    /// Hands a question over; whoever answers is woken by [`Asker::ring`]. `false`: the ring is full, nothing was handed
+    /// over.
     pub fn ask(&mut self, question: Q) -> bool {
-        let is_taken = self.questions.push(question).is_ok();
+        self.questions.push(question).is_ok()
+    }
+
+    /// Wakes whoever answers. Costs a system call when it sleeps.
+    pub fn ring(&self) {
         self.wake.notify_one();
-        is_taken
     }
 
     /// The next answer that is there.

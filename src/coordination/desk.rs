@@ -3,8 +3,11 @@
 //!
 //! The core never waits for a socket here: a call is an item in a ring, an answer is an item in another, and the doorbell
 //! says that there are some. A request that ends meanwhile gives its ticket up by `Drop`.
+//!
+//! Calls of one turn of the core go out together: the coordinator is woken when everybody who was ready has asked.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -23,6 +26,9 @@ use shards::suspend::Reason;
 use shards::units::{MonoNs, Now};
 
 use super::Coordination;
+
+/// How long a call may wait for others of its turn, in ns: a twenty-fifth of its deadline.
+const GATHER_NS: u64 = 200_000;
 
 /// What a store answers, or why there is no answer.
 pub type Outcome = Result<ScriptReply, Reason>;
@@ -50,12 +56,33 @@ pub struct Desk {
     coordination: Arc<Coordination>,
     asker: RefCell<Asker<Question, Answer>>,
     tickets: RefCell<Tickets<Outcome>>,
+    /// Since when calls lie in the ring that the coordinator was not woken for.
+    unrung: Cell<Option<MonoNs>>,
+    ringer: Cell<Option<Waker>>,
 }
 
 impl Desk {
     /// Made on the core's own thread.
     pub fn new(coordination: Arc<Coordination>, asker: Asker<Question, Answer>) -> Self {
-        Desk { coordination, asker: RefCell::new(asker), tickets: RefCell::default() }
+        Desk {
+            coordination,
+            asker: RefCell::new(asker),
+            tickets: RefCell::default(),
+            unrung: Cell::default(),
+            ringer: Cell::default(),
+        }
+    }
+
+    /// Wakes the coordinator once per turn of the core. Runs as a task of the core, for ever.
+    pub async fn ring(&self) -> Infallible {
+        poll_fn(|cx| {
+            if self.unrung.take().is_some() {
+                self.asker.borrow().ring();
+            }
+            self.ringer.set(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await
     }
 
     /// Gate A of a plan that asks the store. Waits for the store at most 5 ms in all.
@@ -93,7 +120,7 @@ impl Desk {
         if pass == Pass::Open {
             return Err(Reason::RedisBreakerOpen);
         }
-        let Some(asking) = self.ask(call, budget) else {
+        let Some(asking) = self.ask(call, budget, now) else {
             // More calls out than there are tickets, or a coordinator that does not come round: it will not be in time.
             if pass == Pass::Probe {
                 let _ = self.coordination.breaker.record(Err(Reason::RedisDeadlineExceeded), now);
@@ -119,11 +146,29 @@ impl Desk {
         .await
     }
 
-    fn ask(&self, call: EvalCall, budget: Budget) -> Option<Asking<'_>> {
+    fn ask(&self, call: EvalCall, budget: Budget, now: MonoNs) -> Option<Asking<'_>> {
         let ticket = self.tickets.borrow_mut().issue()?;
         let asking = Asking { desk: self, ticket };
         let question = Question { ticket, call, deadline: budget.deadline() };
-        self.asker.borrow_mut().ask(question).then_some(asking)
+        let is_asked = self.asker.borrow_mut().ask(question);
+        self.ring_soon(now);
+        is_asked.then_some(asking)
+    }
+
+    /// Behind everybody who is ready now, who may have something to ask as well; at once when that takes long.
+    fn ring_soon(&self, now: MonoNs) {
+        match self.unrung.get() {
+            None => {
+                self.unrung.set(Some(now));
+                // None when it is in line already.
+                self.ringer.take().into_iter().for_each(Waker::wake);
+            }
+            Some(since) if now.0.saturating_sub(since.0) < GATHER_NS => {}
+            Some(_) => {
+                self.unrung.set(None);
+                self.asker.borrow().ring();
+            }
+        }
     }
 
     /// Takes the answers that have come and wakes whoever waits for them. Called when the core's doorbell rang.

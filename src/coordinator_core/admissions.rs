@@ -99,9 +99,11 @@ impl Admissions {
                 Event::Look(Err(trouble)) => self.broken(&trouble),
                 Event::Look(Ok(())) => {}
             }
-            self.take_questions();
             self.take_replies().await;
+            // Misses come before what was asked after them: the breaker counts a call that began after a miss.
             self.lane.tick(now(), &self.coordination.breaker);
+            self.take_questions();
+            self.lane.tick(now(), &self.coordination.breaker); // a call that lay here for too long is not made
             self.keep_connected();
             self.write().await;
             self.answer();
