@@ -18,6 +18,6 @@ elseif tat + cost <= now + tau then
 end
 if changed then
     local expires_ms = math.max(1, math.ceil((tat - now) / 1000))
-    redis.call('SET', KEYS[1], string.format('%.0f', tat), 'PX', string.format('%.0f', expires_ms))
+    redis.call('SET', KEYS[1], tat, 'PX', expires_ms) -- the server writes whole numbers in full up to 10^17
 end
 return {admitted, tat - now}

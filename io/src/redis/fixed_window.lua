@@ -21,6 +21,6 @@ if cost == 0 then
 elseif count + cost <= amount then
     admitted, count = 1, count + cost
     local expires_ms = math.max(1, math.ceil(closes / 1000))
-    redis.call('SET', KEYS[1], string.format('%.0f:%.0f', index, count), 'PX', string.format('%.0f', expires_ms))
+    redis.call('SET', KEYS[1], string.format('%.0f:%.0f', index, count), 'PX', expires_ms)
 end
 return {admitted, count, closes}

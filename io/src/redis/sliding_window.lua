@@ -53,6 +53,6 @@ elseif current + weight + cost <= amount then
     admitted, current = 1, current + cost
     local state = string.format('%.0f:%.0f:%.0f', index, previous, current)
     local expires_ms = math.max(1, math.ceil((closes + period) / 1000))
-    redis.call('SET', KEYS[1], state, 'PX', string.format('%.0f', expires_ms))
+    redis.call('SET', KEYS[1], state, 'PX', expires_ms)
 end
 return {admitted, previous, current, overlap, closes}
