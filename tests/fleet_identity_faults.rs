@@ -102,18 +102,22 @@ fn c38_a_revocation_holds_however_the_doorbell_was_lost() {
     assert!(!is_stale(&a) && !is_stale(&deaf));
 }
 
-/// The server is frozen for one replica, the network gone for another: both serve what they know, say so after a minute,
+/// The server is frozen for one replica, the network gone for another, and a hole for a third: all serve what they know, say so after a minute,
 /// and recover by themselves.
 #[test]
 fn a_frozen_or_unreachable_postgres_costs_promptness_and_no_request() {
     let mock = Mock::start();
     let (frozen_server, reachable_server) = (PostgresServer::start(), PostgresServer::start());
     let proxy = PgProxy::start(reachable_server.port);
+    let hole = PgProxy::start(reachable_server.port);
     let frozen = replica(&mock, "tt-frozen", &frozen_server.dsn());
+    let swallowed = replica(&mock, "tt-swallowed", &reachable_server.dsn_through(&hole));
     let cut = replica(&mock, "tt-cut", &reachable_server.dsn_through(&proxy));
     let other = replica(&mock, "tt-other", &reachable_server.dsn());
     let (key, on_cut, doomed) = (frozen.mint(DEV1), other.mint(DEV1), other.mint(DEV1));
-    until("the keys to be known", PROMPTLY, || status(&cut, &on_cut) == 200 && status(&cut, &doomed) == 200);
+    until("the keys to be known", PROMPTLY, || {
+        [&cut, &swallowed].iter().all(|gateway| status(gateway, &on_cut) == 200 && status(gateway, &doomed) == 200)
+    });
 
     let (stop, failed, served) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let threads =
@@ -122,8 +126,10 @@ fn a_frozen_or_unreachable_postgres_costs_promptness_and_no_request() {
     std::thread::scope(|scope| {
         scope.spawn(|| hammer(&frozen, &key, &stop, &failed, &served));
         scope.spawn(|| hammer(&cut, &on_cut, &stop, &failed, &served));
+        scope.spawn(|| hammer(&swallowed, &on_cut, &stop, &failed, &served));
         frozen_server.freeze();
         proxy.cut();
+        hole.swallow();
         let began = Instant::now();
 
         // An administrator learns that nothing can be changed, and does not wait for ever.
@@ -141,7 +147,7 @@ fn a_frozen_or_unreachable_postgres_costs_promptness_and_no_request() {
             answer.header("x-tt-coordination").is_none()
         };
         assert!(fresh(&frozen, &key) && fresh(&cut, &on_cut), "not said before it is so");
-        for (gateway, key) in [(&frozen, &key), (&cut, &on_cut)] {
+        for (gateway, key) in [(&frozen, &key), (&cut, &on_cut), (&swallowed, &on_cut)] {
             until("the keys to be called stale", STALENESS_BOUND + Duration::from_secs(5), || is_stale(gateway));
             // The last look was at most a retry (3.75 s) before the fault.
             let age = began.elapsed();
@@ -166,8 +172,9 @@ fn a_frozen_or_unreachable_postgres_costs_promptness_and_no_request() {
 
         frozen_server.thaw();
         proxy.mend();
+        hole.mend();
         let began = Instant::now();
-        for gateway in [&frozen, &cut] {
+        for gateway in [&frozen, &cut, &swallowed] {
             until("the keys to be fresh again", SOON, || !is_stale(gateway));
         }
         println!("fresh again after {:?}", began.elapsed());
@@ -179,4 +186,24 @@ fn a_frozen_or_unreachable_postgres_costs_promptness_and_no_request() {
     assert!(failed == 0 && served > 1_000, "{failed} of {served} requests with a good key failed");
     frozen.revoke(&key);
     assert_eq!(status(&frozen, &key), 401);
+}
+
+/// A replica starts while nothing comes back from Postgres' address, not even a connection: it says that it knows nobody,
+/// an operator is not kept waiting for ever, and it follows the keys as soon as it can.
+#[test]
+fn a_postgres_that_cannot_even_be_connected_to_is_waited_for_and_found() {
+    let (mock, postgres) = (Mock::start(), PostgresServer::start());
+    let hole = TcpProxy::unreachable(([127, 0, 0, 1], postgres.port).into());
+    let dsn = format!("{}?sslmode=disable", postgres.dsn_on(hole.addr.port()));
+    let known = replica(&mock, "tt-well", &postgres.dsn()).mint(DEV1);
+    let gateway = Setup::with_mock(&mock).require_key().replica("tt-deaf").postgres(&dsn).start();
+    let refused = gateway.post(&known, CHAT, &chat("mock")).expect(503);
+    assert_eq!(refused.json()["error"]["code"], "identity_unavailable");
+    let began = Instant::now();
+    let mint = gateway.admin_post("/tt/api/v1/keys", &json!({"node": DEV1}));
+    assert!(matches!(mint.status, 503 | 504), "{}", mint.text());
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    hole.hear();
+    until("the key to be known", Duration::from_secs(20), || status(&gateway, &known) == 200);
+    gateway.mint(DEV1);
 }

@@ -29,8 +29,12 @@ struct Bench {
 
 impl Bench {
     fn start(limit: &str) -> Self {
+        Self::behind(TcpProxy::to, limit)
+    }
+
+    fn behind(proxy: fn(SocketAddr) -> TcpProxy, limit: &str) -> Self {
         let (mock, redis) = (Mock::start(), RedisServer::start());
-        let proxy = TcpProxy::to(redis.addr);
+        let proxy = proxy(redis.addr);
         let gateway = Setup::with_mock(&mock).redis(&proxy.address()).limit("team_rpm", "rpm", limit).start();
         let key = gateway.mint(DEV1);
         Self { mock, redis, proxy, gateway, key }
@@ -210,7 +214,8 @@ fn c32_two_hundred_calls_meet_a_frozen_store() {
     let missed = shown("frozen, breaker closed", overhead(&frozen, Some(MISSED)));
     let open = shown("frozen, breaker open", overhead(&frozen, Some(OPEN)));
     assert_eq!(missed + open, 200, "each of them was disclosed");
-    assert!((1..=5).contains(&missed), "{missed} calls waited");
+    // The sixth may be under way before the coordinator, whose timer has milliseconds, has written the fifth miss down.
+    assert!((1..=6).contains(&missed), "{missed} calls waited");
     bench.wait_healthy();
 }
 
@@ -219,6 +224,30 @@ fn c32_two_hundred_calls_meet_a_frozen_store() {
 fn c32_blackholed() {
     let heal = |bench: &Bench| bench.proxy.set(Mood::Pass);
     Bench::start(RPM_4).suffers(MISSED, |bench| bench.proxy.set(Mood::Blackhole), heal);
+}
+
+/// C32: not even a connection comes about, as where a firewall drops what is sent. Nobody waits for it longer than for a
+/// verdict, and calls that need none do not wait at all.
+#[test]
+fn c32_blackholed_before_the_first_connection() {
+    let bench = Bench::behind(TcpProxy::unreachable, RPM_4);
+    let other = bench.gateway.mint("org:other");
+    let mut statuses = Vec::new();
+    until("the breaker to open", SOON, || {
+        let (answer, reason) = bench.call();
+        statuses.push(answer.status);
+        let unlimited = bench.gateway.post(&other, CHAT, &chat("mock")).expect(200);
+        assert_eq!(unlimited.header("x-tt-coordination"), None);
+        let reason = reason.expect("nobody gives verdicts");
+        assert!([MISSED, ERROR, OPEN].contains(&reason.as_str()), "{reason}");
+        reason == OPEN && statuses.len() > 5
+    });
+    // The local cell holds the whole amount.
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 4, "{statuses:?}");
+    assert_eq!(bench.live_suspension().as_deref(), Some(OPEN));
+    bench.proxy.hear();
+    bench.wait_healthy();
+    bench.gateway.idle_check();
 }
 
 #[test]

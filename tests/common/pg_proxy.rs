@@ -17,6 +17,7 @@ pub struct PgProxy {
 struct State {
     loses_notifications: AtomicBool,
     is_cut: AtomicBool,
+    swallows: AtomicBool,
     lost: AtomicUsize,
     open: Mutex<Vec<TcpStream>>,
 }
@@ -39,9 +40,9 @@ impl PgProxy {
                 let Ok(upstream) = TcpStream::connect(("127.0.0.1", server)) else { continue };
                 let copies = (client.try_clone().unwrap(), upstream.try_clone().unwrap());
                 shared.open.lock().unwrap().extend([client.try_clone().unwrap(), upstream.try_clone().unwrap()]);
-                std::thread::spawn(move || copy(copies.0, copies.1));
-                let shared = shared.clone();
-                std::thread::spawn(move || messages(upstream, client, &shared));
+                let (asking, answering) = (shared.clone(), shared.clone());
+                std::thread::spawn(move || copy(copies.0, copies.1, &asking));
+                std::thread::spawn(move || messages(upstream, client, &answering));
             }
         });
         Self { port, state }
@@ -63,15 +64,29 @@ impl PgProxy {
         self.state.open.lock().unwrap().drain(..).for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
     }
 
-    /// The network is back.
+    /// From now on bytes go nowhere, in either direction: open connections hang, and so do new ones once they are made.
+    pub fn swallow(&self) {
+        self.state.swallows.store(true, Ordering::Release);
+    }
+
+    /// The network is back, and everything gets through. Connections that lost bytes are ended: a real network would have
+    /// sent those again.
     pub fn mend(&self) {
-        self.state.is_cut.store(false, Ordering::Release);
+        if self.state.swallows.load(Ordering::Acquire) {
+            self.cut();
+        }
+        for trouble in [&self.state.swallows, &self.state.is_cut, &self.state.loses_notifications] {
+            trouble.store(false, Ordering::Release);
+        }
     }
 }
 
-fn copy(mut from: TcpStream, mut to: TcpStream) {
+fn copy(mut from: TcpStream, mut to: TcpStream, state: &State) {
     let mut buf = [0; 16 * 1024];
     while let Ok(count @ 1..) = from.read(&mut buf) {
+        if state.swallows.load(Ordering::Acquire) {
+            continue;
+        }
         if to.write_all(&buf[..count]).is_err() {
             break;
         }
@@ -89,6 +104,9 @@ fn messages(mut from: TcpStream, mut to: TcpStream, state: &State) {
         from.read_exact(&mut rest)?;
         if kind[0] == NOTIFICATION && state.loses_notifications.load(Ordering::Acquire) {
             state.lost.fetch_add(1, Ordering::AcqRel);
+            return Ok(());
+        }
+        if state.swallows.load(Ordering::Acquire) {
             return Ok(());
         }
         to.write_all(&[&kind[..], &length, &rest].concat())

@@ -177,7 +177,8 @@ impl PostgresServer {
         format!("{}?sslmode=disable", self.dsn_on(proxy.port))
     }
 
-    fn dsn_on(&self, port: u16) -> String {
+    /// The same on another port: of something in front of it.
+    pub fn dsn_on(&self, port: u16) -> String {
         format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{port}/postgres")
     }
 

@@ -3,8 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
 
 /// What it does to the server's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +36,42 @@ struct State {
 pub struct TcpProxy {
     pub addr: SocketAddr,
     state: Arc<State>,
+    /// Of one that is unreachable: what fills its queue, and what has it begin.
+    deaf: Mutex<Option<(Vec<TcpStream>, Sender<()>)>>,
 }
 
 impl TcpProxy {
     pub fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has free ports");
+        let proxy = Self::new(TcpListener::bind("127.0.0.1:0").expect("loopback has free ports"), target);
+        proxy.hear();
+        proxy
+    }
+
+    /// Until [`TcpProxy::hear`] connecting to it hangs, as to a host that drops what it is sent: its queue is full, and so
+    /// the kernel says nothing to whoever knocks.
+    pub fn unreachable(target: SocketAddr) -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("loopback has free ports");
+        socket.listen(0).expect("a bound socket listens");
+        let proxy = Self::new(socket.into(), target);
+        let knock = || TcpStream::connect_timeout(&proxy.addr, Duration::from_millis(300));
+        let filling: Vec<TcpStream> = std::iter::from_fn(|| knock().ok()).take(64).collect();
+        assert!(filling.len() < 64, "its queue does not fill");
+        if let Some((kept, _)) = &mut *proxy.deaf.lock().unwrap() {
+            *kept = filling;
+        }
+        proxy
+    }
+
+    /// It takes connections from now on.
+    pub fn hear(&self) {
+        if let Some((filling, begin)) = self.deaf.lock().unwrap().take() {
+            drop(filling);
+            begin.send(()).expect("its thread waits for this");
+        }
+    }
+
+    fn new(listener: TcpListener, target: SocketAddr) -> Self {
         let addr = listener.local_addr().expect("a bound socket has an address");
         let state = Arc::new(State {
             mood: Mutex::new(Mood::Pass),
@@ -47,7 +81,11 @@ impl TcpProxy {
             is_over: AtomicBool::new(false),
         });
         let accepting = state.clone();
+        let (begin, begun) = channel();
         std::thread::spawn(move || {
+            if begun.recv().is_err() {
+                return; // it never began
+            }
             for stream in listener.incoming() {
                 if accepting.is_over.load(Ordering::Acquire) {
                     return;
@@ -59,7 +97,7 @@ impl TcpProxy {
                 }
             }
         });
-        Self { addr, state }
+        Self { addr, state, deaf: Mutex::new(Some((Vec::new(), begin))) }
     }
 
     /// `host:port`, as the config wants it.
@@ -96,7 +134,9 @@ impl Drop for TcpProxy {
     fn drop(&mut self) {
         self.state.is_over.store(true, Ordering::Release);
         self.cut();
-        let _ = TcpStream::connect(self.addr); // so that it looks
+        if self.deaf.lock().unwrap().take().is_none() {
+            let _ = TcpStream::connect(self.addr); // so that it looks
+        }
     }
 }
 
