@@ -12,6 +12,7 @@ mod provider;
 mod redis;
 mod report;
 mod results;
+mod rows;
 mod run;
 mod scenario;
 mod smoke;

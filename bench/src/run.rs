@@ -15,6 +15,7 @@ use crate::provider::Provider;
 use crate::redis::RedisServer;
 use crate::report::table;
 use crate::results::{CellResult, ScenarioResult};
+use crate::rows::Rows;
 use crate::scenario::{LoadSpec, Redis, Scenario};
 use crate::stats::Spread;
 use crate::sys;
@@ -267,6 +268,8 @@ fn rounds(
     let live = cells.iter().filter(|cell| cell.target.is_some()).count();
     let total = live * scenario.rounds as usize;
     let mut done = 0;
+    let mut rows: Vec<Option<Rows>> =
+        cells.iter().map(|cell| cell.target.as_ref()?.data_dir.as_deref().map(Rows::of)).collect();
     for round in 0..scenario.rounds {
         let mut order: Vec<usize> = (0..cells.len()).collect();
         if round % 2 == 1 {
@@ -293,6 +296,8 @@ fn rounds(
                     let requests = window.measures.get("requests_ever").copied().unwrap_or(f64::INFINITY);
                     let used_us = redis.cpu_ns().saturating_sub(before_ns) as f64 / 1e3;
                     window.measures.insert("redis_cpu_us".to_owned(), used_us / requests);
+                } else if let Some(rows) = &mut rows[index] {
+                    window.measures.extend(rows.measures());
                 }
             }
             if !window.is_valid {

@@ -145,6 +145,8 @@ pub struct Target {
     pub process: Option<Process>,
     /// Where `/metrics` of ours is.
     pub admin: Option<SocketAddr>,
+    /// Where ours keeps its ledger.
+    pub data_dir: Option<PathBuf>,
     /// Whether the answer is known to be the mock provider's.
     pub is_mocked: bool,
     /// Whether it is the build that counts allocations.
@@ -179,6 +181,7 @@ pub fn start(spec: &Spec, name: &str, around: &Surroundings) -> std::result::Res
             keys: Arc::from(["sk-bench".to_owned()]),
             process: None,
             admin: None,
+            data_dir: None,
             is_mocked: true,
             is_counting: false,
         }),
@@ -201,7 +204,7 @@ fn from_url(url: &str, around: &Surroundings) -> Result<Target> {
         path => format!("/{path}"),
     };
     let keys = around.given_keys.clone().unwrap_or_else(|| Arc::from(["sk-bench".to_owned()]));
-    Ok(Target { addr, path, keys, process: None, admin: None, is_mocked: false, is_counting: false })
+    Ok(Target { addr, path, keys, process: None, admin: None, data_dir: None, is_mocked: false, is_counting: false })
 }
 
 fn file_name(name: &str) -> String {

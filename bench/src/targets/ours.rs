@@ -68,6 +68,7 @@ pub fn start(spec: &Spec, folder: &Path, around: &Surroundings) -> std::result::
         keys,
         process: Some(process),
         admin: Some(admin),
+        data_dir: Some(folder.join("data")),
         is_mocked: true,
         is_counting,
     })

@@ -153,6 +153,7 @@ pub fn start(name: &str, spec: &Spec, folder: &Path, around: &Surroundings) -> s
         keys: Arc::from([key.to_owned()]),
         process: Some(process),
         admin: None,
+        data_dir: None,
         is_mocked: true,
         is_counting: false,
     })
