@@ -15,12 +15,26 @@ pub const PAGE: usize = 1_000;
 /// A scope's cells in one period.
 type At = (ScopeHash, i64);
 
+/// Scopes by when they changed last.
+#[derive(Default)]
+struct Index {
+    scores: BTreeMap<ScopeHash, u64>,
+    top: u64,
+}
+
+impl Index {
+    fn note(&mut self, scope: ScopeHash, now_us: u64) {
+        self.top = now_us.max(self.top + 1);
+        self.scores.insert(scope, self.top);
+    }
+}
+
 #[derive(Default)]
 pub struct Store {
     /// The server's clock.
     pub now_us: u64,
     pub cells: BTreeMap<At, BTreeMap<String, CellSeen>>,
-    indexes: BTreeMap<(Calendar, i64), BTreeMap<ScopeHash, u64>>,
+    indexes: BTreeMap<(Calendar, i64), Index>,
     generation: Option<u64>,
     fleet: BTreeMap<String, Beat>,
     gone: BTreeMap<String, u64>,
@@ -43,9 +57,10 @@ impl Store {
                 let fresh = |(calendar, start, since): &(Calendar, _, u64)| {
                     let start: &shards::units::WallMs = start;
                     let index = self.indexes.get(&(*calendar, start.0));
-                    let newer = index.into_iter().flatten().filter(|(_, score)| **score > *since);
+                    let scores = index.into_iter().flat_map(|index| &index.scores);
+                    let newer = scores.filter(|(_, score)| **score > *since);
                     let mut newer: Vec<_> = newer.map(|(scope, score)| (*scope, *score)).collect();
-                    newer.sort_by_key(|(scope, score)| (*score, scope.to_string()));
+                    newer.sort_by_cached_key(|(scope, score)| (*score, scope.to_string()));
                     newer.truncate(PAGE);
                     newer
                 };
@@ -67,9 +82,7 @@ impl Store {
                 let beat_us = self.now_us;
                 let cell = CellSeen { ledger: ledger.into(), replica: replica.into(), burn, rows, flush_rows, beat_us };
                 cells.insert(ledger.to_owned(), cell);
-                let index = self.indexes.entry((*calendar, period.start.0)).or_default();
-                let top = index.values().max().copied().unwrap_or(0);
-                index.insert(*scope, self.now_us.max(top + 1));
+                self.indexes.entry((*calendar, period.start.0)).or_default().note(*scope, self.now_us);
                 self.read(*scope, *calendar, period.start.0)
             }
             Job::Read { scope, calendar, period } => self.read(*scope, *calendar, period.start.0),
@@ -77,7 +90,7 @@ impl Store {
     }
 
     fn read(&self, scope: ScopeHash, calendar: Calendar, start: i64) -> Reply {
-        let score = self.indexes.get(&(calendar, start)).and_then(|index| index.get(&scope)).copied();
+        let score = self.indexes.get(&(calendar, start)).and_then(|index| index.scores.get(&scope)).copied();
         let cells = self.cells.get(&(scope, start)).into_iter().flat_map(|cells| cells.values().cloned()).collect();
         Reply::Cells(Cells {
             now_us: self.now_us,
@@ -92,8 +105,7 @@ impl Store {
         let removed: Vec<_> = cells.values().filter(|cell| cell.replica == replica).cloned().collect();
         cells.retain(|_, cell| cell.replica != replica);
         if let Some(index) = self.indexes.get_mut(&(calendar, start)).filter(|_| !removed.is_empty()) {
-            let top = index.values().max().copied().unwrap_or(0);
-            index.insert(scope, self.now_us.max(top + 1));
+            index.note(scope, self.now_us);
         }
         removed
     }
