@@ -24,7 +24,7 @@ use crate::rules::{Credential, Upstream};
 /// A body up to this size is copied behind its head and sent with it in one write.
 const ONE_WRITE_MAX: usize = 16 * 1024;
 /// One read of an answer.
-const READ_ROOM: usize = 16 * 1024;
+pub const READ_ROOM: usize = 16 * 1024;
 /// The head of a provider's answer may be larger than a caller's: some send whole policies in it.
 const ANSWER_HEAD_BYTES_MAX: u32 = 256 * 1024;
 /// A caller may send this much of its next requests while the current one is served.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use io::clock;
 use io::http1::{BodyDecoder, FieldKind, Framing, Method, Version, write};
-use io::runtime::{give_buffer, take_buffer};
+use io::runtime::{give_buffer, let_others_run, take_buffer};
 use io::usage::{AnswerTap, Shape, UsageSeen};
 use shards::refusal::rate_headers;
 use shards::row::Outcome;
@@ -108,6 +108,7 @@ pub async fn relay(
         }
         let deadline_ns = clock::mono_ns().saturating_add(upstream.idle_timeout_ns);
         match exchange::read(client, &mut socket, &mut buf, deadline_ns).await {
+            Got::Bytes(count) if count >= exchange::READ_ROOM => let_others_run().await, // there is more
             Got::Bytes(_) | Got::Written(_) => {}
             Got::End if decoder.ends_at_close() => break End::WholeAtClose,
             Got::End | Got::Broken => break End::Cut,

@@ -547,6 +547,7 @@ mod tests {
     }
 
     /// The same lines by another reader, strict about line ends where we are.
+    #[allow(clippy::type_complexity)]
     fn as_httparse_reads(block: &[u8], ends: LineEnds) -> Result<Option<Vec<(Vec<u8>, Vec<u8>)>>, ()> {
         let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
         match httparse::parse_headers(block, &mut headers) {

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 /// Big enough for nearly every head plus its JSON body in one read.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// 64 x 16 KiB = 1 MiB kept per core at rest; more in use at once is allocated and freed.
-const KEPT_MAX: usize = 64;
+/// 256 x 16 KiB = 4 MiB kept per core at rest; more in use at once is allocated and freed.
+const KEPT_MAX: usize = 256;
 
 thread_local! {
     static KEPT: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };

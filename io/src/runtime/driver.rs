@@ -118,7 +118,6 @@ where
     }
     let mut runtime = RuntimeBuilder::<LegacyDriver>::new().enable_timer().build().map_err(DriverError::Epoll)?;
     ON_EPOLL.set(true);
-    super::task::forget_turns();
     let in_use = DriverInUse { kind: DriverKind::Epoll, setup: "epoll", refused };
     runtime.block_on(async {
         super::alarm::start();

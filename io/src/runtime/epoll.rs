@@ -5,8 +5,10 @@
 //! was. The core's own epoll descriptor lies inside monoio's, so that tasks, timers and doorbells stay where they are.
 
 use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
@@ -22,6 +24,10 @@ struct Reactor {
     epoll: RawFd,
     watched: RefCell<Vec<Option<Rc<Readiness>>>>,
     free: RefCell<Vec<usize>>,
+    /// Tasks that let others run first.
+    patient: RefCell<Vec<Waker>>,
+    /// The task that takes the events.
+    taker: Cell<Option<Waker>>,
 }
 
 /// What is known of one descriptor.
@@ -75,21 +81,44 @@ pub(super) fn start() -> io::Result<()> {
     if epoll < 0 {
         return Err(io::Error::last_os_error());
     }
-    let reactor = Rc::new(Reactor { epoll, watched: RefCell::new(Vec::new()), free: RefCell::new(Vec::new()) });
+    let reactor = Rc::new(Reactor {
+        epoll,
+        watched: RefCell::default(),
+        free: RefCell::default(),
+        patient: RefCell::default(),
+        taker: Cell::default(),
+    });
     REACTOR.set(Some(reactor.clone()));
     // SAFETY: the descriptor is open and nobody else's. That it is no socket matters to nobody: monoio only waits on it.
     let nested = unsafe { std::os::unix::net::UnixStream::from_raw_fd(epoll) };
     let nested = monoio::net::UnixStream::from_std(nested)?;
     monoio::spawn(async move {
-        while nested.readable(false).await.is_ok() {
+        loop {
+            let mut events = pin!(nested.readable(false));
+            poll_fn(|cx| {
+                wait(&reactor.taker, cx);
+                if reactor.patient.borrow().is_empty() { events.as_mut().poll(cx).map(drop) } else { Poll::Ready(()) }
+            })
+            .await;
             reactor.turn();
         }
     });
     Ok(())
 }
 
+/// Wakes the task after those that have something to do by now. A task that only woke itself would run again, up to two
+/// times for each task that was ready, before anybody asked for events (measured: 36 pieces of a body).
+pub(super) fn wake_after_others(cx: &Context<'_>) {
+    let reactor = REACTOR.with_borrow(Clone::clone);
+    let Some(reactor) = reactor else { return cx.waker().wake_by_ref() };
+    reactor.patient.borrow_mut().push(cx.waker().clone());
+    if let Some(taker) = reactor.taker.take() {
+        taker.wake();
+    }
+}
+
 impl Reactor {
-    /// Takes the events that are there and wakes whom they concern.
+    /// Takes the events that are there and wakes whom they concern, and after them who was patient.
     fn turn(&self) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         // SAFETY: the kernel writes at most as many events as the array holds. Does not wait.
@@ -115,6 +144,8 @@ impl Reactor {
                 }
             }
         }
+        let patient = std::mem::take(&mut *self.patient.borrow_mut());
+        patient.into_iter().for_each(Waker::wake);
     }
 }
 

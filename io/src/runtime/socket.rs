@@ -3,7 +3,7 @@
 //! A write is begun and what comes next is waited for at once: the kernel gets both with one call, and the task wakes
 //! for the answer, not for the write. What a peer sends unasked (the next request, or its end) is read ahead into a
 //! buffer of the socket's own; whoever watches the peer and whoever reads it next take the same read over. A peer that
-//! stays silent for a second is watched without a buffer.
+//! stays silent for a moment is watched without a buffer.
 
 use std::future::poll_fn;
 use std::io;
@@ -164,7 +164,7 @@ impl Socket {
                     self.next = Next::Reading { until_ns };
                 }
                 Next::Watching => {
-                    ready!(self.stream.poll_readable(cx));
+                    ready!(self.stream.poll_silence(cx));
                     self.next = Next::Unasked;
                 }
                 Next::Reading { .. } | Next::CallingOff => {
@@ -323,7 +323,12 @@ impl Socket {
             }
             match ready!(self.stream.poll_write(cx, &mut self.out, self.unsent.clone())) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Ok(count) => self.unsent.start += count,
+                Ok(count) => {
+                    self.unsent.start += count;
+                    if !self.unsent.is_empty() && self.stream.lets_others_run(cx) {
+                        return Poll::Pending;
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -450,10 +455,10 @@ impl Socket {
         Ok(())
     }
 
-    /// Many small pieces are about to come and nothing will be said meanwhile: the kernel need not acknowledge each of
-    /// them with a packet of its own. Holds until the next silence of 40 ms.
+    /// Many small pieces are about to come and nothing will be said meanwhile: the kernel may acknowledge every second
+    /// one. Holds until the next silence of 40 ms.
     pub fn expect_pieces(&self) {
-        let _ = SockRef::from(self).set_tcp_quickack(false); // failing to costs a packet for each piece
+        let _ = SockRef::from(self).set_tcp_quickack(false); // failing to costs some packets
     }
 
     // The beginning and the end.
@@ -545,8 +550,8 @@ impl AsFd for Socket {
 
 /// One read ahead: nearly every head plus its JSON body, and the largest TLS record.
 const AHEAD_ROOM: usize = 16 * 1024;
-/// How long a buffer waits for a silent peer.
-const READ_AHEAD_NS: u64 = 1_000_000_000;
+/// How long a buffer waits for a silent peer: 16 KB each, and who thinks for longer than this is no benchmark.
+const READ_AHEAD_NS: u64 = 50_000_000;
 /// What a handshake's flights may wait for a peer that takes nothing.
 const HANDSHAKE_STALL_NS: u64 = 10_000_000_000;
 

@@ -10,7 +10,7 @@ use super::driver::on_epoll;
 use super::{epoll, give_buffer, take_buffer, uring};
 
 /// What one write hands to the kernel at most: copying more would hold the core for longer than a small request takes.
-pub(super) const PIECE_BYTES: usize = 128 * 1024;
+pub(super) const PIECE_BYTES: usize = 256 * 1024;
 
 /// A connection that only moves bytes.
 pub(super) enum Stream {
@@ -114,6 +114,14 @@ impl Stream {
         }
     }
 
+    /// Ready when a peer that was silent is no longer. Between reads; holds as little as can be.
+    pub(super) fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Stream::Uring(stream) => stream.poll_silence(cx),
+            Stream::Epoll(stream) => stream.poll_readable(cx),
+        }
+    }
+
     /// Lets go of what only traffic needs.
     pub(super) fn rest(&mut self) {
         if let Stream::Uring(stream) = self {
@@ -137,6 +145,17 @@ impl Stream {
                 done => done,
             },
             Stream::Epoll(_) => Ok(0), // its writes begin that way
+        }
+    }
+
+    /// Whether others should run before the next piece: on epoll a write ends without a wait. The task is woken then.
+    pub(super) fn lets_others_run(&self, cx: &Context<'_>) -> bool {
+        match self {
+            Stream::Uring(_) => false,
+            Stream::Epoll(_) => {
+                epoll::wake_after_others(cx);
+                true
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use super::driver::on_epoll;
-use crate::doorbell::{Doorbell, doorbell};
+use super::epoll::wake_after_others;
 
 /// Runs a task on this core. A panic ends the task alone: it is caught, told to `on_panic`, and the core lives on.
 /// Whatever the task held is given back by `Drop` while it unwinds.
@@ -28,68 +28,16 @@ pub fn spawn(task: impl Future<Output = ()> + 'static, on_panic: impl FnOnce() +
 /// Goes on once others had their turn, for a task that never seems to wait: on epoll a peer that sends as fast as we
 /// read keeps a socket readable. Under io_uring each read and write waits for the kernel, and others run meanwhile, so
 /// that this returns at once.
-///
-/// A task that only wakes itself is run again up to two times for each task that was ready, before the kernel is asked
-/// for events (measured: 36 pieces of a body). So it is an event of the kernel's that ends this wait.
 pub async fn let_others_run() {
     let mut has_waited = !on_epoll();
     poll_fn(|cx| {
         if std::mem::replace(&mut has_waited, true) {
             return Poll::Ready(());
         }
-        wake_with_the_next_events(cx.waker());
+        wake_after_others(cx);
         Poll::Pending
     })
     .await;
-}
-
-thread_local! {
-    static TURNS: RefCell<Turns> = const { RefCell::new(Turns { bell: None, waiting: Vec::new() }) };
-}
-
-/// Tasks of this core that let others run first.
-struct Turns {
-    /// Rung by the core itself, so that there is an event.
-    bell: Option<Doorbell>,
-    waiting: Vec<Waker>,
-}
-
-fn wake_with_the_next_events(waker: &Waker) {
-    TURNS.with_borrow_mut(|turns| {
-        if turns.bell.is_none()
-            && let Ok((doorbell, bell)) = doorbell()
-        {
-            turns.bell = Some(doorbell);
-            let listening = async move {
-                let _ = bell.listen(wake_waiting).await;
-                end_turns();
-            };
-            spawn(listening, end_turns);
-        }
-        match &turns.bell {
-            Some(bell) => {
-                turns.waiting.push(waker.clone());
-                bell.ring();
-            }
-            None => waker.wake_by_ref(), // out of descriptors: better late than never
-        }
-    });
-}
-
-fn wake_waiting() {
-    let waiting = TURNS.with_borrow_mut(|turns| std::mem::take(&mut turns.waiting));
-    waiting.into_iter().for_each(Waker::wake);
-}
-
-/// A bell that broke: the next who asks gets a new one.
-fn end_turns() {
-    TURNS.with_borrow_mut(|turns| turns.bell = None);
-    wake_waiting();
-}
-
-/// A runtime begins on this thread: what an earlier one left rings for nobody, and its tasks are gone.
-pub(super) fn forget_turns() {
-    TURNS.set(Turns { bell: None, waiting: Vec::new() });
 }
 
 /// A one-way switch that many tasks of one core may wait for, such as "this core drains".

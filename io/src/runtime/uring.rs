@@ -49,11 +49,13 @@ pub(super) struct Stream {
     read: Option<Lane<ReadOrder, Reading>>,
     write: Option<Lane<WriteOrder, Written>>,
     canceller: Option<Canceller>,
+    /// Waits for a silent peer, in a tenth of a lane's room.
+    silence: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
 impl Stream {
     pub(super) fn new(tcp: TcpStream) -> Self {
-        Stream { tcp: Rc::new(Tcp(UnsafeCell::new(tcp))), read: None, write: None, canceller: None }
+        Stream { tcp: Rc::new(Tcp(UnsafeCell::new(tcp))), read: None, write: None, canceller: None, silence: None }
     }
 
     pub(super) fn as_raw_fd(&self) -> RawFd {
@@ -103,6 +105,15 @@ impl Stream {
         if let Some(canceller) = self.canceller.take() {
             canceller.cancel();
         }
+    }
+
+    /// Ready when a read would not wait, for a peer that may be silent for long. Between reads.
+    pub(super) fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let tcp = &self.tcp;
+        let silence = self.silence.get_or_insert_with(|| Box::pin(watch(tcp.clone())));
+        ready!(silence.as_mut().poll(cx));
+        self.silence = None;
+        Poll::Ready(())
     }
 
     /// Lets go of everything that only traffic needs. Only while nothing lies in the kernel.
@@ -172,12 +183,16 @@ impl Tcp {
     }
 }
 
+async fn watch(tcp: Rc<Tcp>) {
+    // An error of the watch itself shows again, with its reason, in the read that follows.
+    let _ = tcp.shared().readable(false).await;
+}
+
 async fn reader(tcp: Rc<Tcp>, desk: Rc<Desk<ReadOrder, Reading>>) -> Infallible {
     loop {
         let done = match desk.next().await {
             ReadOrder::Watch => {
-                // An error of the watch itself shows again, with its reason, in the read that follows.
-                let _ = tcp.shared().readable(false).await;
+                let _ = tcp.shared().readable(false).await; // see `watch`
                 Reading::Watched
             }
             ReadOrder::Read(mut buffer, room, handle) => loop {
