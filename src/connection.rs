@@ -38,6 +38,11 @@ pub struct Client {
 }
 
 impl Client {
+    /// A caller that was just accepted.
+    pub fn new(socket: Socket) -> Box<Self> {
+        Box::new(Client { socket, buf: Vec::new(), head: RequestHead::default(), end: 0, memo: Memo::default() })
+    }
+
     /// Lets go of a large request that will not be sent again, so that a long answer does not hold it. The head's
     /// fields are gone with it.
     pub fn release_request(&mut self) {
@@ -59,9 +64,9 @@ pub enum After {
     CloseGently,
 }
 
-/// Serves a connection to its end. Waits; runs as a task of its core.
-pub async fn serve(core: Rc<Core>, socket: Socket) {
-    let mut client = Client { socket, buf: Vec::new(), head: RequestHead::default(), end: 0, memo: Memo::default() };
+/// Serves a connection to its end. Waits; runs as a task of its core. The caller is boxed, because a future that takes
+/// something holds it twice: where it came from and where it is used.
+pub async fn serve(core: Rc<Core>, mut client: Box<Client>) {
     if let Some(tls) = core.view().rules.tls.clone() {
         let deadline_ns = clock::mono_ns().saturating_add(ns(core.view().rules.config.server.head_timeout));
         if Box::pin(client.socket.accept_tls(&tls, deadline_ns)).await.is_err() {
@@ -91,6 +96,7 @@ pub async fn serve(core: Rc<Core>, socket: Socket) {
         client.buf.drain(..end);
         if client.buf.is_empty() {
             give_buffer(std::mem::take(&mut client.buf));
+            core.give_request_head(std::mem::take(&mut client.head));
         }
     };
     give_buffer(std::mem::take(&mut client.buf));
@@ -116,7 +122,6 @@ async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, He
         let head_bytes_max = u32::try_from(server.max_head_bytes).unwrap_or(u32::MAX);
         (HeadLimits { head_bytes_max }, ns(server.idle_timeout), ns(server.head_timeout))
     };
-    client.head.clear();
     if client.buf.is_empty() {
         if core.drain.is_set() {
             return Ok(None);
@@ -125,9 +130,10 @@ async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, He
         let deadline_ns = clock::mono_ns().saturating_add(idle_ns);
         match client.socket.next(&mut client.buf, deadline_ns, |cx| drained.poll(cx)).await {
             Ok(0) | Err(_) => return Ok(None),
-            Ok(_) => {}
+            Ok(_) => client.head = core.take_request_head(),
         }
     }
+    client.head.clear();
     let deadline_ns = clock::mono_ns().saturating_add(head_ns);
     loop {
         if let Some(head_len) = client.head.parse(&client.buf, &limits)? {

@@ -14,8 +14,8 @@ use std::task::{Poll, Waker};
 
 use io::clock;
 use io::errand::Asker;
-use io::http1::ResponseHead;
 use io::http1::write::DateCache;
+use io::http1::{RequestHead, ResponseHead};
 use io::json::Inspector;
 use io::listen::StopAccepting;
 use io::ring::RingSender;
@@ -77,6 +77,7 @@ pub struct Core {
     date: RefCell<DateCache>,
     sheets: RefCell<Vec<Sheet>>,
     answer_heads: RefCell<Vec<ResponseHead>>,
+    request_heads: RefCell<Vec<RequestHead>>,
 }
 
 /// Resolved plans by caller and endpoint. By the node first, so that a look-up counts no reference to one.
@@ -156,6 +157,7 @@ impl Core {
             date: RefCell::default(),
             sheets: RefCell::default(),
             answer_heads: RefCell::default(),
+            request_heads: RefCell::default(),
             shared,
         })
     }
@@ -230,6 +232,20 @@ impl Core {
     /// Keeps an upstream connection whose answer was read to its end.
     pub fn keep(&self, upstream: &Upstream, socket: Socket) {
         self.pool(upstream).borrow_mut().give(socket);
+    }
+
+    /// A head to be read, reused between requests: an idle connection has none.
+    pub fn take_request_head(&self) -> RequestHead {
+        self.request_heads.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Gives a request's head back once nobody looks at it any more.
+    pub fn give_request_head(&self, mut head: RequestHead) {
+        let mut kept = self.request_heads.borrow_mut();
+        if kept.len() < KEPT_MAX {
+            head.clear();
+            kept.push(head);
+        }
     }
 
     /// A head to be read, reused between answers.

@@ -138,7 +138,7 @@ async fn accept(core: &Rc<Core>, listener: &Listener, connections: &Arc<AtomicUs
         }
         let (core, metrics) = (core.clone(), core.metrics.clone());
         // Boxed once, at the bottom: each future around it would hold it twice, where it came from and where it is polled.
-        let serving = Box::pin(connection::serve(core.clone(), socket));
+        let serving = Box::pin(connection::serve(core.clone(), connection::Client::new(socket)));
         spawn(
             async move {
                 unless_cut(&core, serving).await;
