@@ -374,8 +374,8 @@ fn a_store_that_lies_or_hangs_up_fails_no_request_refuses_nobody_and_is_forgiven
     }
     proxy.set(Mood::Pass);
     in_touch(&b);
-    let total = (a.rows().len() + b.rows().len()) as u64 * OPENAI_REPLY_NANOUSD;
-    until("both to agree on all of it", SOON, || used(&a) == total && used(&b) == total);
+    let total = || (a.rows().len() + b.rows().len()) as u64 * OPENAI_REPLY_NANOUSD;
+    until_equal("both to agree on all of it", SOON, || ([used(&a), used(&b)], [total(); 2]));
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub use {
     scripted::{Answer, Scripted},
     setup::Setup,
     sse::Stream,
-    wait::{PROMPTLY, SOON, until, until_some},
+    wait::{PROMPTLY, SOON, until, until_equal, until_some},
 };
 
 /// The node of K1, the key most cases use.

@@ -1,5 +1,6 @@
 //! Waiting on a condition with a deadline: the only way a test lets time pass.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 /// How long a condition may take that nobody promised a time for. It only bounds a failure, so it is generous.
@@ -25,4 +26,18 @@ pub fn until_some<T>(what: &str, within: Duration, mut probe: impl FnMut() -> Op
 #[track_caller]
 pub fn until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     until_some(what, within, || holds().then_some(()))
+}
+
+/// Polls until both sides are the same; panics with `what` and the two when `within` has passed.
+#[track_caller]
+pub fn until_equal<T: PartialEq + Debug>(what: &str, within: Duration, mut probe: impl FnMut() -> (T, T)) {
+    let deadline = Instant::now() + within;
+    loop {
+        let (found, meant) = probe();
+        if found == meant {
+            return;
+        }
+        assert!(Instant::now() < deadline, "waited {within:?} for {what}: found {found:?}, meant {meant:?}");
+        std::thread::sleep(Duration::from_millis(5)); // as above
+    }
 }
