@@ -529,10 +529,13 @@ impl Converge {
         for (key, scope) in &mut self.scopes {
             scope.seen_score = 0;
             scope.peers.iter_mut().for_each(|peer| peer.is_kept = true);
-            if let Some(own) = &mut scope.own {
-                if let Some(sent) = &mut own.sent {
-                    sent.at = MonoNs(now.0.saturating_sub(FLUSH_NS));
-                }
+            let Some(own) = &mut scope.own else { continue };
+            if let Some(sent) = &mut own.sent {
+                // Nothing of it is there any more; due at once, however long it had been at rest.
+                let at = MonoNs(now.0.saturating_sub(FLUSH_NS));
+                *sent = Sent { burn: 0, rows: 0, flush_rows: 0, at };
+            }
+            if own.is_unsent() {
                 self.dirty.insert(*key);
             }
         }

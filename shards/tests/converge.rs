@@ -202,6 +202,27 @@ fn a_store_that_began_from_nothing_unspends_nothing() {
 }
 
 #[test]
+fn burn_that_had_come_to_rest_is_published_again_to_a_store_that_began_from_nothing() {
+    let mut store = Store::default();
+    let (mut a, mut b) = (Replica::new("l1", "a", at(0)), Replica::new("l2", "b", at(0)));
+    a.burn(300, 2);
+    b.burn(50, 1);
+    for replica in [&mut a, &mut b] {
+        replica.run(&mut store, 0, 10_000); // published, and once more with no row new in it
+        assert!(replica.converge.is_flushed());
+    }
+    store.wipe();
+    a.run(&mut store, 10_001, 12_000);
+    b.run(&mut store, 12_001, 14_000);
+    let mut newcomer = Replica::new("l3", "c", at(15_000));
+    newcomer.run(&mut store, 15_000, 17_000);
+    assert_eq!(newcomer.remote(), 350);
+    a.run(&mut store, 17_000, 19_000);
+    b.run(&mut store, 17_000, 19_000);
+    assert_eq!((a.remote(), b.remote()), (50, 300));
+}
+
+#[test]
 fn a_store_that_lost_everything_between_two_looks_does_not_seem_to_have_purged_anybody() {
     let mut store = Store::default();
     let (mut a, mut b) = (Replica::new("l1", "a", at(0)), Replica::new("l2", "b", at(0)));
