@@ -85,7 +85,7 @@ pub async fn serve(core: Rc<Core>, mut client: Box<Client>) {
         };
         core.metrics.request(1);
         let in_flight = InFlight(&core);
-        // Boxed, so that its state (20 KB: heads, verdicts, the row) exists only while a request runs: an idle
+        // Boxed, so that its state (4 KB: heads, verdicts, the row) exists only while a request runs: an idle
         // connection would carry it otherwise.
         let after = Box::pin(request::serve(&core, &mut client, head_len)).await;
         drop(in_flight);

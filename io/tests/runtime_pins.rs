@@ -1,7 +1,7 @@
 //! What the rest of the gateway relies on from the runtime, under both drivers.
 //!
-//! These tests may never be deleted as "testing the library": they pin that waiting on readiness may be given up
-//! at any time without losing a byte or a descriptor, which a dropped read under io_uring does not allow.
+//! These tests may never be deleted as "testing the library": they pin that a wait may be given up at any time
+//! without losing a byte or a descriptor, which a dropped read under io_uring does not allow.
 
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};

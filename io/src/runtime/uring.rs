@@ -49,7 +49,7 @@ pub(super) struct Stream {
     read: Option<Lane<ReadOrder, Reading>>,
     write: Option<Lane<WriteOrder, Written>>,
     canceller: Option<Canceller>,
-    /// Waits for a silent peer, in a tenth of a lane's room.
+    /// Waits for a silent peer, in less room than a lane takes.
     silence: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
@@ -132,7 +132,8 @@ impl Stream {
         lane.poll(cx).map(|_| ())
     }
 
-    /// Hands a part of the buffer to the kernel; `None` while it lies there. Ready with how much left and the buffer.
+    /// Hands a part of the buffer to the kernel, which has the buffer meanwhile; ready with how many bytes left when it is
+    /// back.
     pub(super) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
