@@ -169,6 +169,7 @@ fn a_dead_replicas_burn_counts_until_it_is_decommissioned_by_name() {
     wait_state(&b, "tt-a", "unreachable");
     b.post(&key, CHAT, &chat("mock")).expect(429);
     let removed = decommission("tt-a", false).expect(200).json();
+    assert_eq!(removed["state"], "unreachable", "{removed}");
     let dropped = removed["dropped"].as_array().unwrap();
     let burn = |id: &str| dropped.iter().find(|line| line["limit_id"] == id).unwrap_or_else(|| panic!("{removed}"));
     assert_eq!(

@@ -150,8 +150,11 @@ fn heartbeats_goodbyes_and_removals_are_kept_by_the_server_as_by_the_model() {
             let force = dice.roll(2) == 0;
             let args = [replica, "3600000000", if force { "1" } else { "0" }, "60000"].map(str::to_owned);
             let answer = eval(&server, Script::Decommission, &keys, &args);
-            let is_gone = model.decommission(replica, 3_600_000_000, force);
-            assert_eq!(text(&answer[0]), if is_gone { "gone" } else { "live" }, "step {step}");
+            let removed = model.decommission(replica, 3_600_000_000, force);
+            assert_eq!(text(&answer[0]), if removed.is_some() { "gone" } else { "live" }, "step {step}");
+            let timeless = |beat: Option<Beat>| beat.map(|beat| Beat { at_us: 0, ..beat });
+            let entry = answer.get(2).and_then(|entry| Beat::parse(&text(entry)));
+            assert_eq!(timeless(entry), timeless(removed.flatten()), "step {step}");
             continue;
         }
         let card = Card {

@@ -157,7 +157,7 @@ fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
     let (code, _, stderr) = cli(&["fleet", "decommission", "tt-b"]);
     assert!(code == Some(1) && stderr.contains("is live"), "{stderr}");
     let (code, stdout, stderr) = cli(&["fleet", "decommission", "tt-b", "--force"]);
-    assert!(code == Some(0) && stdout.contains("tt-b is removed"), "{stdout}{stderr}");
+    assert!(code == Some(0) && stdout.contains("tt-b is removed; it was live\n"), "{stdout}{stderr}");
     assert!(
         stderr.contains("tt-b: it was live when it was removed: unless it is stopped, its next heartbeat"),
         "{stderr}"
@@ -178,10 +178,26 @@ fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
     let (status, stdout, stderr) = run(&mut configured, SOON);
     assert!(status.success() && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
     let (code, stdout, stderr) = cli(&["fleet", "decommission", "tt-b"]);
-    assert!(code == Some(0) && stdout.contains("tt-b is removed"), "{stdout}{stderr}");
+    assert!(code == Some(0) && stdout.contains("tt-b is removed; it was unreachable\n"), "{stdout}{stderr}");
     let (_, stdout, _) = cli(&["fleet", "list", "--json"]);
     let roster: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&roster["n_total"], &roster["summary"]), (&json!(1), &json!("1 of 1")));
     let (code, _, stderr) = cli(&["fleet", "decommission", "tt-b"]);
     assert!(code == Some(1) && stderr.contains("no replica \"tt-b\""), "{stderr}");
+}
+
+/// The roster of the replica that is asked is as old as its last heartbeat; here that may be a minute.
+#[test]
+fn a_replica_that_said_goodbye_a_moment_ago_is_removed_as_drained() {
+    let cluster = Cluster::start(|setup| setup);
+    let b = cluster.replica("tt-b");
+    let a = cluster.seldom_beating("tt-a").start();
+    until("tt-b to be known", SOON, || standing(&a, "tt-b")["state"] == "live");
+    assert!(b.stop(SOON).success());
+    let removed = a.admin_post("/tt/api/v1/fleet/decommission", &json!({"replica": "tt-b"})).expect(200).json();
+    assert_eq!((&removed["removed"], &removed["state"]), (&json!(true), &json!("drained")), "{removed}");
+    assert_eq!((&removed["note"], &removed["dropped"]), (&Value::Null, &json!([])), "{removed}");
+    assert!(!a.log_text().contains("it was live"), "{}", a.log_text());
+    let audit = a.admin_get("/tt/api/v1/audit").expect(200).json().to_string();
+    assert!(audit.contains(r#""state":"drained""#), "{audit}");
 }

@@ -355,7 +355,7 @@ impl Fleet {
 
     fn decommission(&mut self, at: usize) {
         let (name, ledger) = self.dead[at].clone();
-        if !self.store.decommission(&name, WINDOW_NS / 1_000, false) {
+        if self.store.decommission(&name, WINDOW_NS / 1_000, false).is_none() {
             return; // its last heartbeat is too young: refused
         }
         for ((hash, start), _) in self.store.cells.clone() {

@@ -165,8 +165,6 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
         let remedy = "stop it, then ask another replica to remove it";
         return Err(Fault::new(StatusCode::CONFLICT, "replica_is_live", message, remedy));
     }
-    let roster = coordination.fleet.roster.load();
-    let is_live = roster.find(&ask.replica).is_some_and(|entry| roster.state(entry, now().mono) == Standing::Live);
     let (answer, answered) = oneshot::channel();
     let command = Command::Decommission { replica: ask.replica.clone(), force: ask.force, answer };
     let silent = || {
@@ -184,8 +182,14 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
         Err(NotRemoved::Live | NotRemoved::Unknown) => "refused",
         Err(NotRemoved::Unreachable(_)) => "failed",
     };
-    let note = is_live.then_some(RETURNS);
-    let what = json!({"replica": ask.replica, "force": ask.force, "was_live": is_live, "dropped": dropped});
+    let state = match &outcome {
+        Ok(dropped) => dropped.state,
+        Err(NotRemoved::Live) => Some(Standing::Live),
+        Err(NotRemoved::Unknown | NotRemoved::Unreachable(_)) => None,
+    };
+    let note = (state == Some(Standing::Live)).then_some(RETURNS);
+    let state = state.map(Standing::as_str);
+    let what = json!({"replica": ask.replica, "force": ask.force, "state": state, "dropped": dropped});
     let (who, audited) = (by.who(), admin.clone());
     let recorded = blocking(move || audited.audit.record(now().wall, &who, "fleet.decommission", &what, word)).await?;
     match outcome {
@@ -197,7 +201,7 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
             recorded.map_err(|error| {
                 Fault::storage(format!("the replica is removed, but that could not be audited: {error}"))
             })?;
-            ok(&json!({"replica": ask.replica, "removed": true, "note": note, "dropped": dropped}))
+            ok(&json!({"replica": ask.replica, "removed": true, "state": state, "note": note, "dropped": dropped}))
         }
         Err(NotRemoved::Live) => Err(Fault::new(
             StatusCode::CONFLICT,

@@ -59,7 +59,10 @@ fn decommission(args: &DecommissionArgs) -> Outcome {
     if let Some(note) = removed["note"].as_str() {
         let _ = std::io::stderr().write_all(format!("{}: {note}\n", args.replica).as_bytes()); // as in `list`
     }
-    let mut text = format!("{} is removed\n", args.replica);
+    let mut text = match removed["state"].as_str() {
+        Some(state) => format!("{} is removed; it was {state}\n", args.replica),
+        None => format!("{} is removed; it was not on the roster\n", args.replica),
+    };
     if members(&removed["dropped"]).next().is_none() {
         text += "nothing it burned was still counted\n";
         return print(&text);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwapOption;
 use shards::converge::{CellSeen, PeerShown, ScopeHash};
 use shards::limit::Calendar;
-use shards::membership::roster::{Card, Roster};
+use shards::membership::roster::{Card, Roster, State};
 use shards::meter::PeriodSpan;
 use shards::suspend::Reason;
 use shards::units::MonoNs;
@@ -31,9 +31,11 @@ pub enum Command {
     Peers { answer: oneshot::Sender<Vec<PeerShown>> },
 }
 
-/// The burn that went with a decommissioned replica.
+/// What went with a decommissioned replica.
 #[derive(Clone, Debug, Default)]
 pub struct Dropped {
+    /// What it was on the roster when it was removed; `None`: only its burn was known.
+    pub state: Option<State>,
     pub cells: Vec<(ScopeHash, Calendar, PeriodSpan, CellSeen)>,
 }
 

@@ -16,7 +16,7 @@ use shards::converge::{
 };
 use shards::coordinate::numbers::BACKGROUND_DEADLINE_NS;
 use shards::limit::{Calendar, Class};
-use shards::membership::roster::{Beat, Card, GONE_KEPT_US, Roster, Snapshot};
+use shards::membership::roster::{Beat, Card, GONE_KEPT_US, Roster, Snapshot, State};
 use shards::units::{MonoNs, Now, WallMs};
 use tokio::sync::mpsc::Receiver;
 
@@ -509,8 +509,8 @@ impl Background {
             ],
         };
         let answers = self.line.run(&[call], WITHIN).await.map_err(unreachable)?;
-        let word = answers.first().and_then(Answer::array).and_then(|items| items.first()).and_then(Answer::bytes);
-        match word {
+        let items = answers.first().and_then(Answer::array).unwrap_or_default();
+        match items.first().and_then(Answer::bytes) {
             Some(b"live") => return Err(NotRemoved::Live),
             Some(b"gone") => {}
             _ => {
@@ -518,7 +518,7 @@ impl Background {
                 return Err(NotRemoved::Unreachable(error.unwrap_or_else(|| "a malformed reply".to_owned())));
             }
         }
-        let mut dropped = Dropped::default();
+        let mut dropped = Dropped { state: self.state_when_removed(replica, items), cells: Vec::new() };
         for batch in places.chunks(BATCH) {
             let calls: Vec<Call> = batch
                 .iter()
@@ -538,6 +538,17 @@ impl Background {
         self.gone.remove(replica); // it may have been removed, come back, and gone again
         self.beat().await; // the roster without it, at once
         Ok(dropped)
+    }
+
+    /// What a removed replica was, from the store's own entry: our roster is as old as our last heartbeat, and one that
+    /// said goodbye since would still be live in it. Only a store that knew nothing of it leaves us with ours.
+    fn state_when_removed(&self, replica: &str, removal: &[Answer]) -> Option<State> {
+        let at_us = removal.get(1).and_then(string).and_then(|at| at.parse().ok());
+        let beat = removal.get(2).and_then(string).and_then(|entry| Beat::parse(&entry));
+        match (beat, at_us) {
+            (Some(beat), Some(at_us)) => Some(self.roster.state_of(&beat, at_us)),
+            _ => self.roster.find(replica).map(|entry| self.roster.state(entry, now().mono)),
+        }
     }
 
     /// A store that evicts keys when it is full forgets counters and burn without a word: said on the health page.

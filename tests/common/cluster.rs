@@ -15,6 +15,8 @@ use super::wait::{SOON, until, until_some};
 /// The liveness window of a cluster; six heartbeats.
 pub const WINDOW: Duration = Duration::from_millis(3_000);
 const FLEET: &str = "heartbeat_ms: 500, liveness_window_ms: 3000";
+/// As seldom as a configuration may ask for.
+const SELDOM: &str = "heartbeat_ms: 60000, liveness_window_ms: 300000";
 
 pub struct Cluster {
     pub redis: RedisServer,
@@ -37,6 +39,15 @@ impl Cluster {
     /// A replica of this name on the ledger (data folder) of that name, with the keys minted so far. Its admin port is
     /// known beforehand, so that it can be advertised.
     pub fn setup(&self, name: &str, ledger: &str) -> Setup {
+        self.beating(name, ledger, FLEET)
+    }
+
+    /// A replica that hears of the others' coming and going once a minute.
+    pub fn seldom_beating(&self, name: &str) -> Setup {
+        self.beating(name, name, SELDOM)
+    }
+
+    fn beating(&self, name: &str, ledger: &str, fleet: &str) -> Setup {
         let data_dir = self.data_dir(ledger);
         std::fs::create_dir_all(&data_dir).expect("the test's folder can be written");
         if self.keys.exists() {
@@ -48,7 +59,7 @@ impl Cluster {
             .replica(name)
             .data_dir(data_dir)
             .server("admin_listen", &admin.to_string())
-            .section(&format!("fleet: {{ {FLEET}, advertise_url: \"http://{admin}\" }}"))
+            .section(&format!("fleet: {{ {fleet}, advertise_url: \"http://{admin}\" }}"))
     }
 
     /// Starts it and waits until it has heard of its peers' burn and of who is live.

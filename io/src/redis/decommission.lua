@@ -1,7 +1,7 @@
 -- Takes a replica off the fleet, unless it is alive.
 -- KEYS  1 the fleet   2 names that were decommissioned
 -- ARGV  1 replica   2 the liveness window, µs   3 "1" to remove it alive   4 a removal is remembered so long, ms
--- Gives {"live"} and changes nothing, or {"gone", now µs}.
+-- Gives {"live"} and changes nothing, or {"gone", now µs, the entry that was removed or ""}.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
@@ -17,4 +17,4 @@ end
 local at = string.format('%.0f', now)
 redis.call('HSET', KEYS[2], ARGV[1], at)
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
-return {'gone', at}
+return {'gone', at, entry or ''}

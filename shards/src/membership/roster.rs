@@ -258,6 +258,11 @@ impl Roster {
         }
     }
 
+    /// What the writer of `beat` was at an instant of the store's clock.
+    pub fn state_of(&self, beat: &Beat, store_us: u64) -> State {
+        self.standing(beat.at_us, beat.drained, store_us)
+    }
+
     /// Since its last heartbeat; `None` before the store first answered.
     pub fn age_ms(&self, entry: &Entry, now: MonoNs) -> Option<u64> {
         self.store_now_us(now).map(|store_us| store_us.saturating_sub(entry.last_beat_us) / 1_000)
@@ -269,11 +274,15 @@ impl Roster {
         live.map(|entry| entry.card.skew_ms.unsigned_abs()).max().unwrap_or(0)
     }
 
-    /// A clock of the store that stepped back makes everybody younger: *over-refuses* shares until it caught up.
     fn state_at(&self, entry: &Entry, store_us: u64) -> State {
-        let age_ns = store_us.saturating_sub(entry.last_beat_us).saturating_mul(1_000);
+        self.standing(entry.last_beat_us, entry.drained, store_us)
+    }
+
+    /// A clock of the store that stepped back makes everybody younger: *over-refuses* shares until it caught up.
+    fn standing(&self, last_beat_us: u64, drained: bool, store_us: u64) -> State {
+        let age_ns = store_us.saturating_sub(last_beat_us).saturating_mul(1_000);
         match age_ns {
-            _ if entry.drained => State::Drained,
+            _ if drained => State::Drained,
             _ if age_ns <= self.window_ns => State::Live,
             _ if age_ns <= self.window_ns.saturating_mul(2) => State::Stale,
             _ => State::Unreachable,

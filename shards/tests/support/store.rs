@@ -121,15 +121,14 @@ impl Store {
         Snapshot { now_us: self.now_us, before, beats, gone }
     }
 
-    /// `false` when it is alive.
-    pub fn decommission(&mut self, replica: &str, window_us: u64, force: bool) -> bool {
+    /// `None` when it is alive; else the entry that went with it.
+    pub fn decommission(&mut self, replica: &str, window_us: u64, force: bool) -> Option<Option<Beat>> {
         let alive = |beat: &Beat| !beat.drained && self.now_us - beat.at_us <= window_us;
         if !force && self.fleet.get(replica).is_some_and(alive) {
-            return false;
+            return None;
         }
-        self.fleet.remove(replica);
         self.gone.insert(replica.to_owned(), self.now_us);
-        true
+        Some(self.fleet.remove(replica))
     }
 
     /// What the store knows of who is alive.
