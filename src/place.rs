@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use io::http1::Method;
+use io::http1::{Method, target};
 use shards::scope::{Endpoint, Glob};
 
 use crate::config::Api;
@@ -31,6 +31,17 @@ pub enum Nowhere {
     UnknownPath,
     /// 405, with the methods that are allowed.
     WrongMethod(&'static str),
+    /// 400: what stands where a model's name belongs is not percent-encoded UTF-8.
+    NoName,
+}
+
+/// The path of a model whose name is sent encoded (`org%2Fmodel`, as SDKs do), with the name as it is called. A name is
+/// looked up here and forwarded nowhere, so that no other server can read it in another way; a path that an upstream lists
+/// is forwarded, so it has its one plain spelling only.
+pub fn encoded_model(rules: &Rules, sent: &[u8]) -> Result<String, Nowhere> {
+    let name = sent.strip_prefix(MODEL.as_bytes()).ok_or(Nowhere::UnknownPath)?;
+    let path = format!("{MODEL}{}", target::decode_name(name).ok_or(Nowhere::NoName)?);
+    if rules.passthrough(&path).next().is_some() { Err(Nowhere::UnknownPath) } else { Ok(path) }
 }
 
 /// Finds a path's place. A path nobody lists is a 404: nothing else is forwarded.

@@ -35,7 +35,7 @@ use crate::core::{Core, View};
 use crate::cors::Cors;
 use crate::exchange::{self, Failure};
 use crate::keys::Standing;
-use crate::place::{self, Place};
+use crate::place::{self, Nowhere, Place};
 use crate::relay;
 use crate::respond::{self, Extra, Fault};
 use crate::rules::{Credential, Rules, Upstream, ns};
@@ -76,6 +76,20 @@ pub async fn serve(core: &Rc<Core>, client: &mut Client, head_len: usize) -> Aft
     after
 }
 
+/// A path that leads nowhere, as it is answered.
+fn nowhere_stop(life: &mut Life, nowhere: Nowhere, path: &str) -> Stop {
+    match nowhere {
+        Nowhere::UnknownPath => stop(Fault::NotFound, format!("no such path: {path}")),
+        Nowhere::NoName => {
+            stop(Fault::InvalidRequest, format!("{path}: a model's name in a path is percent-encoded UTF-8"))
+        }
+        Nowhere::WrongMethod(allowed) => {
+            life.allow = Some(allowed);
+            stop(Fault::MethodNotAllowed, format!("{path} takes {allowed}"))
+        }
+    }
+}
+
 /// The story itself.
 async fn govern(
     core: &Rc<Core>,
@@ -87,21 +101,23 @@ async fn govern(
     // Where to.
     let rules = &view.rules;
     let mut scratch = Vec::new();
-    let Some(path) = target::normalise(client.head.path(&client.buf), &mut scratch) else {
-        return Err(stop(Fault::NotFound, "no such path"));
+    let sent = client.head.path(&client.buf);
+    let encoded;
+    let path = match target::normalise(sent, &mut scratch) {
+        Some(path) => path,
+        None => {
+            let model = place::encoded_model(rules, sent);
+            encoded = model.map_err(|nowhere| nowhere_stop(life, nowhere, &String::from_utf8_lossy(sent)))?;
+            &encoded
+        }
     };
     life.family = family_of(path);
     life.cors = Cors::of(&rules.config.server.cors, &client.head, &client.buf);
     if client.head.method == Method::Options {
         return Err(Stop::Answered { status: 204, body: Vec::new(), headers: life.cors.preflight() });
     }
-    let (place, path) = place::of(rules, path, client.head.method).map_err(|nowhere| match nowhere {
-        place::Nowhere::UnknownPath => stop(Fault::NotFound, format!("no such path: {path}")),
-        place::Nowhere::WrongMethod(allowed) => {
-            life.allow = Some(allowed);
-            stop(Fault::MethodNotAllowed, format!("{path} takes {allowed}"))
-        }
-    })?;
+    let found = place::of(rules, path, client.head.method);
+    let (place, path) = found.map_err(|nowhere| nowhere_stop(life, nowhere, path))?;
 
     // Who.
     let standing = identity_standing(view, life);

@@ -227,6 +227,33 @@ fn a_model_is_found_by_its_name_where_it_is_served() {
         assert_eq!((&model["id"], &model["object"], &model["type"]), (&name.into(), &"model".into(), &"model".into()));
         assert_eq!((&model["owned_by"], &model["display_name"]), (&"mock-openai".into(), &name.into()));
     }
+    // The SDKs encode what they put into a path.
+    for (sent, name) in [
+        ("team%2Ffine-tune:7", "team/fine-tune:7"),
+        ("team%2ffine-tune%3A7", "team/fine-tune:7"),
+        ("team/a%20b%C3%A4%25", "team/a bä%"),
+        ("%6dock", "mock"),
+    ] {
+        let model = gateway.get(&key, &format!("/v1/models/{sent}")).expect(200).json();
+        assert_eq!((&model["id"], &model["owned_by"]), (&name.into(), &"mock-openai".into()), "{sent}");
+    }
+    for sent in ["team%2", "team%zz", "team%2Fa%FF", "team%2F%00", "%0D%0Ax:%20y"] {
+        let refused = gateway.get(&key, &format!("/v1/models/{sent}")).expect(400).json();
+        assert_eq!(refused["error"]["type"], "invalid_request", "{refused}");
+        let message = refused["error"]["message"].as_str().unwrap_or_default();
+        assert!(message.contains(sent) && message.contains("percent-encoded UTF-8"), "{refused}");
+    }
+    for sent in ["nobody%2Fs", "..%2Fchat%2Fcompletions", "%2F", "team%252Fx"] {
+        let unknown = gateway.get(&key, &format!("/v1/models/{sent}")).expect(404).json();
+        assert_eq!(unknown["error"]["type"], "model_not_found", "{unknown}");
+    }
+    assert_eq!(
+        gateway.send(&Request::get("/v1/models/team%2Fx")).status,
+        401,
+        "encoded or not, who asks is asked first"
+    );
+    assert_eq!(gateway.post(&key, "/v1/models/..%2Fchat%2Fcompletions", &chat("mock")).status, 405);
+    assert!(mock.requests().is_empty(), "none of this is a provider's business");
     let unknown = gateway.get(&key, "/v1/models/gpt-9").expect(404).json();
     assert_eq!(unknown["error"]["type"], "model_not_found", "{unknown}");
     assert_eq!(gateway.send(&Request::get("/v1/models/mock")).status, 401);

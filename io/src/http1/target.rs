@@ -70,16 +70,9 @@ const fn is_path_char(byte: u8) -> bool {
 
 fn decode_segment(raw: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut rest = raw;
-    while let Some((&byte, tail)) = rest.split_first() {
+    while !rest.is_empty() {
+        let (decoded, tail) = decode_first(rest)?;
         rest = tail;
-        let decoded = match byte {
-            b'%' => {
-                let (&[high, low], tail) = rest.split_first_chunk::<2>()?;
-                rest = tail;
-                hex(high)? << 4 | hex(low)?
-            }
-            plain => plain,
-        };
         // A decoded slash or percent sign would mean something else to the next server that decodes.
         if decoded == b'/' || !is_path_char(decoded) {
             return None;
@@ -87,6 +80,28 @@ fn decode_segment(raw: &[u8], out: &mut Vec<u8>) -> Option<()> {
         out.push(decoded);
     }
     Some(())
+}
+
+/// What a percent-encoded name says, slashes and all. `None`: a percent sign without two hex digits, control characters, or
+/// no UTF-8. What this gives is a name to look up; as a part of a path it would be read differently by the next server.
+pub fn decode_name(raw: &[u8]) -> Option<String> {
+    let mut name = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while !rest.is_empty() {
+        let (decoded, tail) = decode_first(rest)?;
+        rest = tail;
+        name.push(decoded);
+    }
+    String::from_utf8(name).ok().filter(|name| !name.contains(char::is_control))
+}
+
+/// The first byte, decoded, and what follows it. `None`: nothing, or a percent sign without two hex digits.
+fn decode_first(raw: &[u8]) -> Option<(u8, &[u8])> {
+    match raw {
+        [b'%', high, low, rest @ ..] => Some((hex(*high)? << 4 | hex(*low)?, rest)),
+        [b'%', ..] | [] => None,
+        [plain, rest @ ..] => Some((*plain, rest)),
+    }
 }
 
 fn hex(digit: u8) -> Option<u8> {
@@ -132,17 +147,12 @@ fn is_secret_parameter(name: &[u8]) -> bool {
 fn is_named(raw: &[u8], lowercase: &[u8]) -> bool {
     let mut rest = raw;
     for &expected in lowercase {
-        let Some((&byte, tail)) = rest.split_first() else { return false };
-        rest = tail;
-        let mut decoded = byte;
-        if byte == b'%'
-            && let Some((&[high, low], tail)) = rest.split_first_chunk::<2>()
-            && let (Some(high), Some(low)) = (hex(high), hex(low))
-        {
-            rest = tail;
-            decoded = high << 4 | low;
-        }
-        if decoded.to_ascii_lowercase() != expected {
+        // A percent sign that encodes nothing stands for itself.
+        let Some((byte, after)) = decode_first(rest).or(rest.split_first().map(|(byte, tail)| (*byte, tail))) else {
+            return false;
+        };
+        rest = after;
+        if byte.to_ascii_lowercase() != expected {
             return false;
         }
     }
@@ -215,6 +225,27 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_decoded_once_and_only_whole() {
+        for (raw, name) in [
+            ("org%2Fmodel", Some("org/model")),
+            ("org/model%3a7", Some("org/model:7")),
+            ("a%252Fb", Some("a%2Fb")),
+            ("m%C3%A4x%20x", Some("mäx x")),
+            ("", Some("")),
+            ("%", None),
+            ("%2", None),
+            ("%zz", None),
+            ("%+1", None),
+            ("%ff", None),
+            ("a%00b", None),
+            ("a%0d%0ab", None),
+            ("a%c2%85", None),
+        ] {
+            assert_eq!(decode_name(raw.as_bytes()).as_deref(), name, "{raw}");
+        }
+    }
+
+    #[test]
     fn the_key_parameter_is_found_and_taken_out_in_any_spelling() {
         assert_eq!(key_parameter(b"a=1&key=ttk_x&b=2"), Some(&b"ttk_x"[..]));
         assert_eq!(key_parameter(b"k%65Y=v"), Some(&b"v"[..]));
@@ -249,6 +280,7 @@ mod tests {
         #[test]
         fn no_path_or_query_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = normalise(&bytes, &mut Vec::new());
+            let _ = decode_name(&bytes);
             append_query_without_secrets(&bytes, &mut Vec::new());
             let _ = key_parameter(&bytes);
         }
