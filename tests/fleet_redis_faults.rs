@@ -503,3 +503,33 @@ fn the_health_page_names_the_tier_and_the_breaker() {
     assert!(bench.gateway.metrics().sum("tokentriage_redis_rtt_seconds_count").is_some_and(|count| count >= 1.0));
     assert!(!bench.mock.requests().is_empty());
 }
+
+/// Behind the same Redis, a budget and a rate lose different things: each refusal speaks of its own.
+#[test]
+fn a_rates_429_in_an_outage_says_nothing_of_burn() {
+    let (mock, redis) = (Mock::start(), RedisServer::start());
+    let setup = Setup::with_mock(&mock).redis(&redis.address()).limit("team_rpm", "rpm", RPM_4);
+    let setup = setup.limit("team_usd", "budget_usd", "amount_usd: 5000, period: month");
+    let gateway = setup.limit_on("org:plain", "plain_rpm", "rpm", "amount: 1, period: 24h").start();
+    let (key, plain) = (gateway.mint(DEV1), gateway.mint("org:plain"));
+    for _ in 0..4 {
+        gateway.post(&key, CHAT, &chat("mock")).expect(200);
+    }
+    gateway.post(&plain, CHAT, &chat("mock")).expect(200);
+    let age_ms = || gateway.me(&key).limit("team_usd").0["exchange_age_ms"].as_u64();
+    until("an exchange", SOON, || age_ms().is_some());
+    redis.kill();
+    until("the exchange to be overdue", SOON, || age_ms() > Some(2_500));
+    let refused = gateway.post(&key, CHAT, &chat("mock")).expect(429);
+    assert_eq!(refused.header("x-tt-refused-by"), Some("team_rpm"));
+    assert_eq!(refused.header("x-tt-coordination"), Some("suspended"));
+    let enforcement = refused.json()["error"]["enforcement"].clone();
+    assert_eq!(enforcement["note"], "suspended: fleet ≤ N×limit until the coordination store recovers");
+    assert_eq!((&enforcement["bound"], &enforcement["approximate"]), (&Value::Null, &json!(false)));
+    let reason = gateway.row(&refused.head).0["suspended_reasons"]["team_rpm"].clone();
+    assert_eq!(enforcement["suspended"], json!([{"limit_id": "team_rpm", "reason": reason}]));
+    // Its own counter is local: nothing of it is lost.
+    let refused = gateway.post(&plain, CHAT, &chat("mock")).expect(429);
+    assert_eq!(refused.header("x-tt-coordination"), None);
+    assert_eq!(refused.json()["error"]["enforcement"], json!({"posture": "enforcing", "approximate": false}));
+}

@@ -89,6 +89,13 @@ fn two_live_processes_of_one_name_are_told_apart_and_disclosed() {
         let row = replica.row(&served.head);
         let reasons = &row.0["suspended_reasons"];
         assert_eq!(reasons, &json!({"team_requests": "replica_id_conflict", "team_share": "replica_id_conflict"}));
+        let suspensions = health(replica)["suspensions"].clone();
+        let bound = |id: &str| {
+            let found = suspensions.as_array().unwrap().iter().find(|suspension| suspension["limit_id"] == id);
+            found.and_then(|suspension| suspension["bound"].as_str()).unwrap_or_default().to_owned()
+        };
+        assert!(bound("team_requests").ends_with("fleet ≤ limit + the burn of one of them"), "{suspensions}");
+        assert!(bound("team_share").ends_with("fleet ≤ limit + the share of one of them"), "{suspensions}");
     }
     assert!(a.log_text().contains("another live process uses this replica's name"));
     twin.process.kill();

@@ -247,10 +247,39 @@ fn a_refusal_names_what_else_could_not_be_checked() {
     let json = body(&refusal, Family::OpenAi);
     let want = concat!(
         r#""retry_after_s":8},"enforcement":{"posture":"enforcing","approximate":true,"#,
-        r#""note":"meter_stale: not checked until burn is published again — no bound holds meanwhile","#,
+        r#""note":"not held for this request: budget (meter_stale)","#,
         r#""suspended":[{"limit_id":"budget","reason":"meter_stale"}]}}}"#,
     );
     assert!(json.ends_with(want), "{json}");
+}
+
+/// A rate adds up no burn, so what the exchange with peers lacks is none of its business.
+#[test]
+fn a_note_speaks_of_what_the_limit_that_refused_has_lost() {
+    let gateway = Gateway::new(&[decl("org_rpm", "rpm", "__global", "1")]);
+    gateway.admit(DEV, at(0.0));
+    let mut refusal = gateway.refuse(DEV, at(0.0));
+    let note = |refusal: &Refusal| {
+        let json: serde_json::Value = serde_json::from_str(&body(refusal, Family::OpenAi)).expect("JSON");
+        json["error"]["enforcement"]["note"].as_str().map(str::to_owned)
+    };
+    refusal.bound = LedgerBound { convergence_lag_rows: Some(9), convergence_age_ms: Some(12_345), ..refusal.bound };
+    assert_eq!(note(&refusal), None);
+    refusal.suspended.push(("usd".into(), Reason::ConvergenceStale));
+    refusal.suspended.push(("__identity".into(), Reason::IdentityStale));
+    let others = "not held for this request: usd (convergence_stale), __identity (identity_stale)";
+    assert_eq!(note(&refusal).as_deref(), Some(others));
+    refusal.suspended.push(("org_rpm".into(), Reason::RedisEvalError));
+    let own = "suspended: fleet ≤ N×limit until the coordination store recovers";
+    assert_eq!(note(&refusal).as_deref(), Some(own));
+    let mut refusal = spent_budget();
+    refusal.bound.convergence_age_ms = Some(40_000);
+    refusal.suspended.push(("org_monthly_budget".into(), Reason::ConvergenceStale));
+    let lag = "spend from in-flight and streaming requests admitted before this refusal may not yet be reflected";
+    let stale =
+        "convergence_stale: peers' newer burn is missing — fleet ≤ N×limit until the coordination store recovers";
+    let want = format!("{lag}; peers' burn of the last 40 s is missing; {stale}");
+    assert_eq!(note(&refusal), Some(want));
 }
 
 #[test]
@@ -374,6 +403,17 @@ fn a_limit_is_published_with_the_bound_that_holds_now() {
     let budget = Gateway::new(&[decl("b", "budget_usd", "__global", "5")]).limit("b").clone();
     assert_eq!(enforcement(&budget, 3, false, None).bound, "per-replica only: fleet ≤ N×limit");
     assert_eq!(enforcement(&budget, 3, true, None).mode, "converging");
+    // One reason, and each class says what it loses by it.
+    assert_eq!(
+        says(&budget, 3, Some(Reason::ReplicaIdConflict)),
+        "converging | replica_id_conflict: two processes publish under one id — fleet ≤ limit + the burn of one of them | \
+         - replica_id_conflict"
+    );
+    assert_eq!(
+        says(&slots, 3, Some(Reason::ReplicaIdConflict)),
+        "share | replica_id_conflict: two processes count as one of N_live — fleet ≤ limit + the share of one of them | 3 \
+         replica_id_conflict"
+    );
     let json = serde_json::to_string(&enforcement(&local, 1, false, None)).expect("plain data");
     assert_eq!(
         json,

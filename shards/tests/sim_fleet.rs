@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use shards::accountant::period_of;
 use shards::converge::{Converge, Job, STALE_NS, ScopeHash, Term, standing};
-use shards::limit::Calendar;
+use shards::limit::{Calendar, Class};
 use shards::membership::roster::{Card, Roster};
 use shards::refusal::bounds;
 use shards::suspend::Reason;
@@ -382,7 +382,7 @@ impl Fleet {
             let process = &self.processes[who];
             let reason = standing(process.converge.flushed(), now);
             // The published bound says what happened: nothing was ever completed, nothing for 30 s, or it was.
-            let bound = reason.map_or(bounds::CONVERGED, bounds::outage_note);
+            let bound = reason.map_or(bounds::CONVERGED, |reason| bounds::outage_note(Class::LedgerSettled, reason));
             match process.converge.flushed() {
                 None => assert_eq!(bound, bounds::NEVER_SYNCED),
                 Some(flushed) if now.since(flushed) > STALE_NS => assert_eq!(bound, bounds::CONVERGENCE_STALE),
@@ -425,7 +425,7 @@ impl Fleet {
                 (1, Some(Reason::MembershipStale)),
                 "each enforces the full amount, and says so"
             );
-            assert_eq!(bounds::outage_note(Reason::MembershipStale), bounds::SHARE_STALE);
+            assert_eq!(bounds::outage_note(Class::AdmissionCounted, Reason::MembershipStale), bounds::SHARE_STALE);
             return;
         }
         assert!(parts as usize >= process.live_when_beating, "everybody who beat within the window");

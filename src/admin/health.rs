@@ -12,7 +12,7 @@ use serde_json::Value;
 use shards::coordinate::breaker::State;
 use shards::coordinate::numbers::BREAKER_FAILURES;
 use shards::limit::{Limit, LimitIdentity, LimitType};
-use shards::refusal::bounds::outage_note;
+use shards::refusal::bounds::{IDENTITY_STALE, outage_note};
 use shards::refusal::go_duration;
 use shards::suspend::{IDENTITY, Reason};
 use tokio::sync::oneshot;
@@ -358,14 +358,14 @@ fn suspensions(shared: &Shared) -> Vec<Suspension> {
             limit_id: limit.id.to_string(),
             limit_type: limit.kind.as_str(),
             reason: reason.as_str(),
-            bound: outage_note(reason),
+            bound: outage_note(limit.kind.class(), reason),
         })
     });
     let identity = (shared.keys.standing(now.mono) != Standing::Fresh).then(|| Suspension {
         limit_id: IDENTITY.to_owned(),
         limit_type: "identity",
         reason: Reason::IdentityStale.as_str(),
-        bound: outage_note(Reason::IdentityStale),
+        bound: IDENTITY_STALE,
     });
     identity.into_iter().chain(suspended).collect()
 }

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 use super::text::{go_duration, integer, is_plain, rfc3339, usd};
 use super::{Family, Refusal, Wait, bounds};
 use crate::limit::{Class, LimitType, Period};
@@ -101,21 +103,12 @@ fn enforcement(refusal: &Refusal, json: &mut Json) {
         }
         json.end();
     }
-    let own = refusal.suspended.iter().find(|(id, _)| *id == refusal.limit.id);
-    let outage = own.or(refusal.suspended.first()).map(|(_, reason)| bounds::outage_note(*reason));
-    // From the moment that exchanges fail, not only when they are given up as stale.
-    let overdue = refusal.bound.convergence_age_ms.filter(|age_ms| *age_ms > bounds::EXCHANGE_OVERDUE_MS);
-    let overdue = overdue.map(|age_ms| format!("peers' burn of the last {} s is missing", age_ms / 1_000));
-    let outage = match (overdue, outage) {
-        (None, outage) => outage.map(Cow::Borrowed),
-        (Some(overdue), None) => Some(Cow::Owned(overdue)),
-        (Some(overdue), Some(outage)) => Some(Cow::Owned(format!("{overdue}; {outage}"))),
-    };
-    match (bounds::lag_note(kind), outage) {
-        (None, None) => {}
-        (Some(lag), None) => json.text("note", lag),
-        (None, Some(outage)) => json.text("note", &outage),
-        (Some(lag), Some(outage)) => json.text("note", &format!("{lag}; {outage}")),
+    let parts: SmallVec<[Cow<'_, str>; 3]> =
+        [bounds::lag_note(kind).map(Cow::Borrowed), overdue(refusal), outage(refusal)].into_iter().flatten().collect();
+    match parts.as_slice() {
+        [] => {}
+        [only] => json.text("note", only),
+        parts => json.text("note", &parts.join("; ")),
     }
     if !refusal.suspended.is_empty() {
         json.key("suspended");
@@ -132,6 +125,27 @@ fn enforcement(refusal: &Refusal, json: &mut Json) {
         json.out.push(b']');
     }
     json.end();
+}
+
+/// Peers' burn that no exchange has brought: from the moment that exchanges fail, not only when they are given up as stale.
+/// Rates and gauges do not add up burn, so nothing of theirs is missing.
+fn overdue(refusal: &Refusal) -> Option<Cow<'static, str>> {
+    let counts_burn = refusal.limit.kind.class() == Class::LedgerSettled;
+    let age_ms =
+        refusal.bound.convergence_age_ms.filter(|age_ms| counts_burn && *age_ms > bounds::EXCHANGE_OVERDUE_MS)?;
+    Some(Cow::Owned(format!("peers' burn of the last {} s is missing", age_ms / 1_000)))
+}
+
+/// What the limit that refused has lost; where it has lost nothing, which others of this request have, by name: their
+/// bounds say nothing about the number that refused.
+fn outage(refusal: &Refusal) -> Option<Cow<'static, str>> {
+    let suspended = &refusal.suspended;
+    if let Some((_, reason)) = suspended.iter().find(|(id, _)| *id == refusal.limit.id) {
+        return Some(Cow::Borrowed(bounds::outage_note(refusal.limit.kind.class(), *reason)));
+    }
+    let others: SmallVec<[String; 4]> =
+        suspended.iter().map(|(id, reason)| format!("{id} ({})", reason.as_str())).collect();
+    (!others.is_empty()).then(|| Cow::Owned(format!("not held for this request: {}", others.join(", "))))
 }
 
 /// Writes nested JSON objects in order. Small on purpose: the order of members is a contract, and a refusal is written

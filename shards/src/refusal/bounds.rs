@@ -34,9 +34,12 @@ pub const NEVER_SYNCED: &str =
 pub const METER_STALE: &str = "meter_stale: not checked until burn is published again — no bound holds meanwhile";
 /// Keys older than they may be.
 pub const IDENTITY_STALE: &str = "identity_stale: a key revoked elsewhere may still be served until keys are refreshed";
-/// Two processes overwrite each other's published burn.
+/// LedgerSettled limits while two processes overwrite each other's published burn.
 pub const REPLICA_ID_CONFLICT: &str =
     "replica_id_conflict: two processes publish under one id — fleet ≤ limit + the burn of one of them";
+/// `store: share` meanwhile: the same two beat under one name.
+pub const SHARE_CONFLICT: &str =
+    "replica_id_conflict: two processes count as one of N_live — fleet ≤ limit + the share of one of them";
 
 /// Burn is exchanged twice a second; peers know of it within two. An exchange older than this is late, and a refusal says so.
 pub const EXCHANGE_OVERDUE_MS: u64 = 2_000;
@@ -64,8 +67,8 @@ pub fn lag_note(kind: LimitType) -> Option<&'static str> {
     }
 }
 
-/// What a suspended guarantee is worth meanwhile.
-pub fn outage_note(reason: Reason) -> &'static str {
+/// What the guarantee of a limit is worth while it is suspended, in terms of what its class loses.
+pub fn outage_note(class: Class, reason: Reason) -> &'static str {
     match reason {
         Reason::RedisDeadlineExceeded
         | Reason::RedisBreakerOpen
@@ -76,7 +79,8 @@ pub fn outage_note(reason: Reason) -> &'static str {
         Reason::NeverSynced => NEVER_SYNCED,
         Reason::MeterStale => METER_STALE,
         Reason::IdentityStale => IDENTITY_STALE,
-        Reason::ReplicaIdConflict => REPLICA_ID_CONFLICT,
+        Reason::ReplicaIdConflict if class == Class::LedgerSettled => REPLICA_ID_CONFLICT,
+        Reason::ReplicaIdConflict => SHARE_CONFLICT,
     }
 }
 
@@ -110,5 +114,5 @@ pub fn enforcement(limit: &Limit, n_live: u32, converges: bool, suspended: Optio
     };
     let n_live = (limit.store == Store::Share).then_some(limit.parts(n_live));
     let live = Live { n_live, suspended: suspended.map(Reason::as_str) };
-    Enforcement { mode, bound: suspended.map_or(healthy, outage_note), live }
+    Enforcement { mode, bound: suspended.map_or(healthy, |reason| outage_note(limit.kind.class(), reason)), live }
 }
