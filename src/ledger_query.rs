@@ -95,6 +95,7 @@ pub struct Line {
 pub struct Sums {
     pub requests: u64,
     pub refusals: u64,
+    /// Cut, failed or timed out at the provider, or answered with an error of ours. Callers who left are none.
     pub errors: u64,
     /// Rows that reached an upstream.
     pub forwarded: u64,

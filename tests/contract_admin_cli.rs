@@ -110,3 +110,32 @@ fn the_command_line_and_the_port_give_the_same_answer() {
     assert!(code == Some(1) && why.contains("--admin"), "{why}");
     gateway.idle_check();
 }
+
+/// What failed is an error wherever it failed; a refusal and a caller that left are none.
+#[test]
+fn an_answer_that_was_cut_is_an_error_of_the_query() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock).limit("team_rpm", "rpm", "amount: 6, period: 24h").start();
+    let key = gateway.mint(DEV1);
+    gateway.post(&key, CHAT, &chat("mock")).expect(200);
+    assert!(!gateway.stream(&key, CHAT, &chat_stream("mock+cut")).expect(200).finish().complete);
+    gateway.post(&key, CHAT, &chat("mock+closenow")).expect(502);
+    gateway.post(&key, CHAT, &chat("mock+status500")).expect(500);
+    gateway.post(&key, CHAT, &chat("nobody-serves-it")).expect(404);
+    drop(gateway.stream(&key, CHAT, &chat_stream("mock+slow500")).expect(200));
+    gateway.post(&key, CHAT, &chat("mock")).expect(429);
+    let mut outcomes: Vec<Value> = gateway.wait_rows(7, SOON).iter().map(|row| row.0["outcome"].clone()).collect();
+    outcomes.sort_by_key(Value::to_string);
+    let quoted = ["client_gone", "completed", "upstream_cut", "upstream_cut", "upstream_error"].map(Value::from);
+    assert_eq!(outcomes, [quoted.as_slice(), &[Value::Null, Value::Null]].concat());
+    let total = gateway.admin_get("/tt/api/v1/query?since=1h").expect(200).json()["total"].clone();
+    assert_eq!(
+        (&total["requests"], &total["refusals"], &total["errors"]),
+        (&json!(7), &json!(1), &json!(4)),
+        "{total}"
+    );
+    let (_, table, _) = cli(&gateway, &["query", "--since", "1h"]);
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((lines[0][3], &lines[1][1..4]), ("ERRORS", &["7", "1", "4"][..]), "{table}");
+    gateway.idle_check();
+}

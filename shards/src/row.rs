@@ -71,6 +71,14 @@ impl Outcome {
         }
     }
 
+    /// Whether the answer failed to come whole and good, and not because the caller left. A provider's own error is one.
+    pub fn is_failure(self) -> bool {
+        match self {
+            Outcome::Completed | Outcome::ClientGone => false,
+            Outcome::UpstreamCut | Outcome::UpstreamError | Outcome::Timeout => true,
+        }
+    }
+
     pub fn parse(text: &str) -> Option<Outcome> {
         Outcome::ALL.into_iter().find(|word| word.as_str() == text)
     }
@@ -141,6 +149,7 @@ impl Row {
             model: Cow::Borrowed(&self.model),
             upstream: self.upstream.as_deref().map(Cow::Borrowed),
             decision: self.decision,
+            outcome: self.outcome,
             refused_by: self.refused_by.as_ref().map(|refused_by| Cow::Borrowed(&*refused_by.limit_id)),
             forwarded: self.forwarded,
             usage: self.usage,
@@ -163,10 +172,19 @@ pub struct RowFacts<'a> {
     pub model: Cow<'a, str>,
     pub upstream: Option<Cow<'a, str>>,
     pub decision: Decision,
+    /// `None` also for a word of a newer version: what the row spent counts all the same.
+    pub outcome: Option<Outcome>,
     /// Id of the limit that refused.
     pub refused_by: Option<Cow<'a, str>>,
     pub forwarded: bool,
     pub usage: Usage,
     pub cost: Option<NanoUsd>,
     pub latency_us: u64,
+}
+
+impl RowFacts<'_> {
+    /// What a query counts as an error: how it ended, or, where it never began, that a fault was in the way.
+    pub fn is_error(&self) -> bool {
+        self.outcome.map_or(self.decision == Decision::Error, Outcome::is_failure)
+    }
 }

@@ -13,7 +13,7 @@ use shards::limit::{AttachDecl, Calendar, Limit, LimitDecl, LimitType, MatchDecl
 use shards::meter::Meter;
 use shards::plan::{CompileInput, LimitSet, compile};
 use shards::registry::Registry;
-use shards::row::{Decision, RowFacts};
+use shards::row::{Decision, Outcome, RowFacts};
 use shards::scope::{Endpoint, Node};
 use shards::units::{NanoUsd, WallMs};
 use shards::usage::{Usage, UsageSource};
@@ -70,6 +70,7 @@ fn row(seq: u64, end: i64) -> RowFacts<'static> {
         model: Cow::Borrowed("mock"),
         upstream: Some(Cow::Borrowed("up")),
         decision: Decision::Admitted,
+        outcome: Some(Outcome::Completed),
         refused_by: None,
         forwarded: true,
         usage: Usage { input: 100, output: 40, source: UsageSource::Reported, ..Usage::default() },
@@ -327,6 +328,7 @@ fn rows() -> impl Strategy<Value = Vec<RowFacts<'static>>> {
                 model: Cow::Borrowed(model),
                 upstream: (!refused).then_some(Cow::Borrowed(upstream)),
                 decision: if refused { Decision::Refused } else { Decision::Admitted },
+                outcome: (!refused).then_some(Outcome::Completed),
                 refused_by: refused.then_some(Cow::Borrowed("a")),
                 forwarded: !refused,
                 usage: if refused { Usage::default() } else { used },

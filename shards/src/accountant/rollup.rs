@@ -196,7 +196,7 @@ fn index_of(ids: &mut Vec<Box<str>>, id: &str) -> u32 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::row::Decision;
+    use crate::row::{Decision, Outcome};
     use crate::units::NanoUsd;
     use crate::usage::Usage;
     use std::borrow::Cow;
@@ -212,6 +212,7 @@ pub(super) mod tests {
             model: Cow::Owned(model.to_owned()),
             upstream: Some(Cow::Borrowed("up")),
             decision: Decision::Admitted,
+            outcome: Some(Outcome::Completed),
             refused_by: None,
             forwarded: true,
             usage: Usage { input: 100, output: 40, cached_input: 60, ..Usage::default() },
@@ -223,6 +224,7 @@ pub(super) mod tests {
     pub(in crate::accountant) fn refused(seq: u64, end_ms: i64, node: &str, limit: &str) -> RowFacts<'static> {
         RowFacts {
             decision: Decision::Refused,
+            outcome: None,
             refused_by: Some(Cow::Owned(limit.to_owned())),
             upstream: None,
             forwarded: false,
@@ -274,6 +276,27 @@ pub(super) mod tests {
         for (row, scope) in std::iter::once(&base).chain(&others).zip(0..) {
             assert_eq!(rollup.add(row), Ok(scope));
         }
+    }
+
+    #[test]
+    fn an_error_is_every_row_that_failed_but_no_refusal_and_no_caller_that_left() {
+        let errors = |decision, outcome| {
+            let mut rollup = Rollup::default();
+            rollup.add(&RowFacts { decision, outcome, ..row(1, 0, "org:a", "m") }).unwrap();
+            rollup.cells()[0].totals.errors
+        };
+        for (outcome, counts) in [
+            (Outcome::Completed, 0),
+            (Outcome::ClientGone, 0),
+            (Outcome::UpstreamCut, 1),
+            (Outcome::UpstreamError, 1),
+            (Outcome::Timeout, 1),
+        ] {
+            assert_eq!(errors(Decision::Admitted, Some(outcome)), counts, "{outcome:?}");
+            assert_eq!(errors(Decision::Error, Some(outcome)), counts, "{outcome:?}: however far it had come");
+        }
+        assert_eq!(errors(Decision::Error, None), 1, "a body that is no JSON, a model nobody serves");
+        assert_eq!((errors(Decision::Refused, None), errors(Decision::Admitted, None)), (0, 0));
     }
 
     #[test]

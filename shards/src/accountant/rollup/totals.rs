@@ -9,6 +9,7 @@ use crate::row::{Decision, RowFacts};
 pub struct Totals {
     pub requests: u64,
     pub refusals: u64,
+    /// Rows that got no whole, good answer, and neither a refusal nor the caller is why: [`RowFacts::is_error`].
     pub errors: u64,
     /// Rows that reached an upstream: what a request quota counts.
     pub forwarded: u64,
@@ -36,7 +37,7 @@ impl Totals {
         Totals {
             requests: 1,
             refusals: u64::from(row.decision == Decision::Refused),
-            errors: u64::from(row.decision == Decision::Error),
+            errors: u64::from(row.is_error()),
             forwarded: u64::from(row.forwarded),
             input_tokens: row.usage.input,
             output_tokens: row.usage.output,

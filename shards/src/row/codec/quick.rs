@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::scan::plain_length;
-use crate::row::{Decision, RowFacts, instant};
+use crate::row::{Decision, Outcome, RowFacts, instant};
 use crate::scope::Endpoint;
 use crate::units::NanoUsd;
 use crate::usage::{Usage, UsageSource};
@@ -25,7 +25,7 @@ pub(super) fn facts(line: &[u8]) -> Option<RowFacts<'_>> {
     let model = at.past(",\"model\":\"")?.text()?;
     let upstream = at.past(",\"upstream\":")?.maybe_text()?;
     let decision = at.past(",\"decision\":\"")?.text()?;
-    at.past(",\"outcome\":")?.maybe_text()?;
+    let outcome = at.past(",\"outcome\":")?.maybe_text()?;
     at.past(",\"attempts\":")?.number()?;
     let refused_by = at.past(",\"refused_by\":")?.refused_by()?;
     at.past(",\"shadow\":[],\"suspended\":[],\"suspended_reasons\":{},\"status\":")?.number()?;
@@ -59,6 +59,7 @@ pub(super) fn facts(line: &[u8]) -> Option<RowFacts<'_>> {
         model: Cow::Borrowed(model),
         upstream: upstream.map(Cow::Borrowed),
         decision: Decision::parse(decision)?,
+        outcome: outcome.and_then(Outcome::parse),
         refused_by: refused_by.map(Cow::Borrowed),
         forwarded,
         usage,

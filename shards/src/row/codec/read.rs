@@ -70,6 +70,7 @@ pub(super) fn any_facts(line: &[u8]) -> Result<RowFacts<'_>, RowError> {
         model: given("model", fields.model)?,
         upstream: fields.upstream,
         decision: word("decision", &fields.decision, Decision::parse)?,
+        outcome: fields.outcome.as_deref().and_then(Outcome::parse),
         refused_by: fields.refused_by.map(|by| given("refused_by.limit_id", by.limit_id)).transpose()?,
         forwarded: given("forwarded", fields.forwarded)?,
         usage: given("usage", fields.usage)?.read()?,
