@@ -2,8 +2,7 @@
 //!
 //! Commands that need nothing but the configuration live in the modules below. The others are carried out by parts
 //! of the program this module does not know; the binary hands them in as [`Bodies`]. Human output goes to stdout,
-//! diagnostics and logs to stderr. Exit codes: 0 done, 1 the configuration or the command line was refused, 2 it
-//! failed while running.
+//! diagnostics and logs to stderr. Exit codes are those of [`Failure::exit_code`].
 
 mod args;
 mod fleet;
@@ -26,7 +25,7 @@ pub use args::*;
 use crate::config::Errors;
 use crate::log;
 
-/// How a command ends that does not succeed. Exit codes 1 and 2.
+/// How a command ends that does not wholly succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The configuration is wrong. Shown with snippets.
@@ -38,6 +37,9 @@ pub enum Failure {
     /// It could, and went wrong.
     #[error("{0}")]
     Runtime(String),
+    /// It was done and printed, and something is missing from it.
+    #[error("{0}")]
+    Partial(String),
     /// The reader of our output has gone, as `| head` does. Nothing to say, and to nobody.
     #[error("output closed")]
     OutputClosed,
@@ -52,11 +54,13 @@ impl From<Errors> for Failure {
 }
 
 impl Failure {
-    /// 1 for what the operator can correct in a file or a command, 2 for the rest.
+    /// 1 for what the operator can correct in a file or a command, 2 for what went wrong, 3 for an answer that is not all
+    /// of it: a script must not book it as if it were.
     pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Config(_) | Failure::Refused(_) => 1,
             Failure::Runtime(_) => 2,
+            Failure::Partial(_) => 3,
             Failure::OutputClosed => 0,
         }
     }
@@ -110,6 +114,7 @@ fn ended(outcome: Outcome) -> ExitCode {
             format!("{}\n{}: {count} {plural}\n", errors.render(color()), errors.source.name)
         }
         Failure::OutputClosed => String::new(),
+        Failure::Partial(what) => format!("warning: {what}\n"),
         failure => format!("error: {failure}\n"),
     };
     let _ = io::stderr().write_all(text.as_bytes()); // with stderr closed the exit code has to do

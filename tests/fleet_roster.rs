@@ -173,8 +173,14 @@ fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
     b.process.kill();
     wait_state(&a, "tt-b", "unreachable");
     let (code, stdout, stderr) = cli(&["query", "--since", "1h", "--fleet"]);
-    assert!(code == Some(0) && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
+    assert!(code == Some(3) && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
     assert!(stderr.contains("partial: tt-b is unreachable"), "{stderr}");
+    assert!(stderr.ends_with("warning: the answer is partial: 1 of 2 replicas are in it"), "{stderr}");
+    assert!(stdout.starts_with("NODE ") && stdout.contains("\ntotal"), "what answered is printed: {stdout}");
+    let (code, stdout, _) = cli(&["query", "--since", "1h", "--fleet", "--json"]);
+    let partial: Value = serde_json::from_str(&stdout).expect("the whole of it, and nothing else");
+    assert_eq!((code, &partial["is_partial"]), (Some(3), &json!(true)));
+    assert_eq!(cli(&["query", "--since", "1h"]).0, Some(0), "its own ledger is all there");
     // Without --admin, the admin port is that of the configuration; who listens everywhere is asked here.
     let file = cluster.folder().join("asks.yaml");
     let upstream = "{ id: mock, api: openai, base_url: \"builtin://mock\" }";
@@ -183,12 +189,13 @@ fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
     let mut configured = Command::new(binary());
     configured.args(["query", "--fleet", "-c"]).arg(&file).env_remove("TT_ADMIN_TOKEN");
     let (status, stdout, stderr) = run(&mut configured, SOON);
-    assert!(status.success() && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
+    assert!(status.code() == Some(3) && stderr.contains("1 of 2 replicas (roster)"), "{stdout}{stderr}");
     let (code, stdout, stderr) = cli(&["fleet", "decommission", "tt-b"]);
     assert!(code == Some(0) && stdout.contains("tt-b is removed; it was unreachable\n"), "{stdout}{stderr}");
     let (_, stdout, _) = cli(&["fleet", "list", "--json"]);
     let roster: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&roster["n_total"], &roster["summary"]), (&json!(1), &json!("1 of 1")));
+    assert_eq!(cli(&["query", "--since", "1h", "--fleet"]).0, Some(0), "all that are left");
     let (code, _, stderr) = cli(&["fleet", "decommission", "tt-b"]);
     assert!(code == Some(1) && stderr.contains("no replica \"tt-b\""), "{stderr}");
 }

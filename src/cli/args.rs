@@ -13,6 +13,10 @@ use crate::config::{default, units};
 use crate::ledger_query;
 use crate::when::When;
 
+/// For scripts; also on the man page.
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the configuration or the command line was refused; 2 it failed while \
+                          running; 3 the answer was printed and is partial (query --fleet)";
+
 /// An LLM gateway that governs: budgets, quotas, rates and concurrency, per node, with the truth about how exact
 /// every number is.
 #[derive(Debug, Parser)]
@@ -21,7 +25,8 @@ use crate::when::When;
     version,
     max_term_width = 100,
     subcommand_required = true,
-    arg_required_else_help = true
+    arg_required_else_help = true,
+    after_help = EXIT_CODES
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -192,7 +197,8 @@ pub struct QueryArgs {
     /// Only models that fit this glob
     #[arg(long, value_name = "GLOB")]
     pub model: Option<String>,
-    /// Ask every replica of the fleet instead of this ledger alone, through --admin or the configuration's own admin port
+    /// Ask every replica of the fleet instead of this ledger alone, through --admin or the configuration's own admin port;
+    /// ends with exit code 3 when one did not answer
     #[arg(long)]
     pub fleet: bool,
     #[command(flatten)]

@@ -84,7 +84,8 @@ pub fn from_files(config: &Config, ask: &Ask) -> Result<Spend, Failure> {
     Ledger::at(&dir).query(&question, coverage).map_err(|error| Failure::Runtime(error.to_string()))
 }
 
-/// Writes the answer to stdout and what it does not say in numbers to stderr.
+/// Writes the answer to stdout and what it does not say in numbers to stderr. A sum that lacks a replica ends in its own
+/// way, after it was printed.
 pub fn show(spend: &Spend, shape: Shape) -> Outcome {
     match shape {
         Shape::Json => print(&(serde_json::to_string_pretty(spend).unwrap_or_default() + "\n"))?,
@@ -92,6 +93,11 @@ pub fn show(spend: &Spend, shape: Shape) -> Outcome {
         Shape::Table => print(&as_table(spend))?,
     }
     let _ = std::io::stderr().write_all(notes(spend).as_bytes()); // with stderr closed there is nobody to tell
+    let Coverage { is_partial, replicas_answered, replicas_total, .. } = spend.coverage;
+    if is_partial {
+        let what = format!("the answer is partial: {replicas_answered} of {replicas_total} replicas are in it");
+        return Err(Failure::Partial(what));
+    }
     Ok(())
 }
 
