@@ -133,6 +133,22 @@ fn with_sync_always_the_row_is_on_disk_before_the_answer_ends() {
     gateway.idle_check();
 }
 
+type Tls = rustls::StreamOwned<rustls::ClientConnection, std::net::TcpStream>;
+
+/// A connection that trusts this certificate and no other.
+fn tls_to(addr: std::net::SocketAddr, trusted: &rcgen::Certificate) -> Tls {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(trusted.der().clone()).unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let session = rustls::ClientConnection::new(std::sync::Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    rustls::StreamOwned::new(session, std::net::TcpStream::connect(addr).unwrap())
+}
+
 #[test]
 fn callers_can_speak_tls() {
     let mock = Mock::start();
@@ -145,16 +161,7 @@ fn callers_can_speak_tls() {
     let gateway = Setup::with_mock(&mock).server("tls", &tls).start();
     let key = gateway.mint(DEV1);
 
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(cert.cert.der().clone()).unwrap();
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let session = rustls::ClientConnection::new(std::sync::Arc::new(config), "localhost".try_into().unwrap()).unwrap();
-    let mut tls = rustls::StreamOwned::new(session, std::net::TcpStream::connect(gateway.addr).unwrap());
+    let mut tls = tls_to(gateway.addr, &cert.cert);
     for body in [chat("mock"), chat_stream("mock+slow20")] {
         let request = Request::post(CHAT).key(&key.secret).json(&body).bytes("localhost");
         tls.write_all(&request).unwrap();
@@ -168,6 +175,51 @@ fn callers_can_speak_tls() {
         assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
     }
     gateway.wait_rows(2, SOON);
+}
+
+#[test]
+fn a_renewed_certificate_is_taken_by_a_reload_and_a_broken_one_is_not() {
+    let mock = Mock::start();
+    let folder = common::folder::Folder::new();
+    let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let renew = || {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        std::fs::write(&cert_file, made.cert.pem()).unwrap();
+        std::fs::write(&key_file, made.signing_key.serialize_pem()).unwrap();
+        made.cert
+    };
+    let first = renew();
+    let tls = format!("{{ cert_file: {cert_file:?}, key_file: {key_file:?} }}");
+    let gateway = Setup::with_mock(&mock).server("tls", &tls).start();
+    let key = gateway.mint(DEV1);
+    // A status line, or why there is none.
+    let ask = |tls: &mut Tls| {
+        let request = Request::get("/tt/v1/me").key(&key.secret).bytes("localhost");
+        let mut line = [0; 15];
+        tls.write_all(&request)
+            .and_then(|()| tls.read_exact(&mut line))
+            .map(|()| String::from_utf8_lossy(&line).into_owned())
+    };
+    let is_trusted =
+        |cert: &rcgen::Certificate| ask(&mut tls_to(gateway.addr, cert)).is_ok_and(|line| line == "HTTP/1.1 200 OK");
+    let reload = || gateway.admin_post("/tt/api/v1/config/reload", &json!({}));
+    assert!(is_trusted(&first));
+    let mut open = tls_to(gateway.addr, &first);
+    open.conn.complete_io(&mut open.sock).unwrap();
+    let second = renew();
+    assert!(is_trusted(&first) && !is_trusted(&second), "files alone change nothing");
+    reload().expect(200);
+    until("the new certificate", SOON, || is_trusted(&second) && !is_trusted(&first));
+    assert_eq!(ask(&mut open).unwrap(), "HTTP/1.1 200 OK", "an open connection stays");
+    std::fs::write(&key_file, "no key").unwrap();
+    let refused = reload().text();
+    assert!(refused.contains("server.tls") && refused.contains("key.pem"), "{refused}");
+    assert!(is_trusted(&second), "what worked stays in force");
+    let mut plain = std::net::TcpStream::connect(gateway.addr).unwrap();
+    plain.write_all(&Request::get("/tt/v1/me").key(&key.secret).bytes("localhost")).unwrap();
+    let mut said = Vec::new();
+    let _ = plain.read_to_end(&mut said); // it may be reset
+    assert!(!said.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&said));
 }
 
 #[test]
