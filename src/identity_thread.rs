@@ -341,6 +341,9 @@ impl<S: Store> Follower<S> {
             Some(known) => *known = key,
             None => keys.push(key),
         }
+        // As a read gives them: one tick of the clock may date several, and a set in another order would pass for another
+        // set, which every core takes up and the disk keeps.
+        keys.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
         self.put_in_force(keys);
         self.keep();
     }

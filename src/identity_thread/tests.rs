@@ -115,7 +115,9 @@ impl Link for FakeLink {
     async fn keys(&mut self) -> Result<KeysRead, PgError> {
         self.table.reads.fetch_add(1, SeqCst);
         let version = self.version().await?;
-        Ok(KeysRead { keys: self.table.lock().iter().map(KeyRow::from).collect(), version })
+        let mut keys: Vec<KeyRow> = self.table.lock().iter().map(KeyRow::from).collect();
+        keys.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id))); // as the real one does
+        Ok(KeysRead { keys, version })
     }
 
     async fn insert(&mut self, key: &Key, _by: &str) -> Result<(), PgError> {
@@ -358,6 +360,22 @@ async fn what_is_minted_or_revoked_here_is_in_force_before_it_is_answered() {
     assert_eq!(revoked.unwrap().unwrap().revoked_ms, Some(7));
     assert!(!rig.opens(&key));
     assert_eq!(rig.ask(|followed| followed.revoke("key_0".into(), WallMs(7), "me".into())).await, Ok(None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_made_within_one_tick_of_the_clock_are_announced_once_each() {
+    let rig = rig(None);
+    rig.until(|rig| rig.standing() == Standing::Fresh).await;
+    let before = rig.announced.load(SeqCst);
+    for id in ["key_c", "key_a", "key_b"] {
+        let key = Key { id: id.to_owned(), ..minted().key };
+        assert_eq!(rig.ask(move |followed| followed.insert(key, "test".into())).await, Ok(()));
+    }
+    let reads = rig.table.reads.load(SeqCst);
+    rig.until(|rig| rig.table.reads.load(SeqCst) >= reads + 2).await; // what its own changes rang for, and the next one
+    let order = rig.ask(|followed| followed.list()).await.unwrap().into_iter().map(|key| key.id);
+    assert_eq!(order.collect::<Vec<_>>(), ["key_a", "key_b", "key_c"]);
+    assert_eq!(rig.announced.load(SeqCst), before + 3, "reading the same keys again is no news");
 }
 
 #[tokio::test(start_paused = true)]
