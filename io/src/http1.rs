@@ -5,6 +5,7 @@
 //! it on again. Called by the listener loop in `src/request.rs` and by the upstream side; nothing here may wait.
 
 pub mod body;
+mod byte_set;
 pub mod chunked;
 pub mod fields;
 pub mod head;

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use super::head::TOKEN_BYTES;
+
 /// Bytes `start..end` of the buffer the head was parsed from. Small and `Copy`, so that the buffer can move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
@@ -228,17 +230,6 @@ impl Fields {
     }
 }
 
-/// The bytes a name is made of (RFC 9110, `tchar`).
-const NAME_BYTES: [bool; 256] = {
-    let mut bytes = [false; 256];
-    let mut at = 0;
-    while at < 256 {
-        bytes[at] = super::head::is_token_char(at as u8); // at most 255
-        at += 1;
-    }
-    bytes
-};
-
 fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
 }
@@ -266,13 +257,13 @@ fn name_end(buf: &[u8], mut at: usize) -> Option<usize> {
             continue;
         }
         at += other.trailing_zeros() as usize / 8;
-        if !NAME_BYTES[usize::from(buf[at])] {
+        if !TOKEN_BYTES.has(buf[at]) {
             return Some(at);
         }
         at += 1;
     }
     let rest = buf.get(at..)?;
-    rest.iter().position(|&b| !NAME_BYTES[usize::from(b)]).map(|found| at + found)
+    rest.iter().position(|&b| !TOKEN_BYTES.has(b)).map(|found| at + found)
 }
 
 /// One in each byte of a word, and the top bit of each.

@@ -8,6 +8,7 @@
 mod reply;
 mod request;
 
+use super::byte_set::ByteSet;
 use super::fields::{FieldsError, LineEnds};
 pub use reply::ResponseHead;
 pub use request::RequestHead;
@@ -149,7 +150,7 @@ impl HeadScan {
         }
         // A TLS hello, say, is told at once, not when its time is up.
         match buf.get(self.start) {
-            Some(&first) if first != b'\r' && !is_token_char(first) => Err(refused(ends, 400, "this is not HTTP")),
+            Some(&first) if first != b'\r' && !TOKEN_BYTES.has(first) => Err(refused(ends, 400, "this is not HTTP")),
             _ => Ok(()),
         }
     }
@@ -176,13 +177,8 @@ fn decimal(text: &[u8]) -> Option<u64> {
     })
 }
 
-pub(crate) const fn is_token_char(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric()
-        || matches!(
-            byte,
-            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~'
-        )
-}
+/// What names of fields and methods are made of (RFC 9110, `tchar`).
+pub(super) static TOKEN_BYTES: ByteSet = ByteSet::letters_digits_and(b"!#$%&'*+-.^_`|~");
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,8 @@
 //! trailing slash) either becomes the plain path, which is then what is governed *and* forwarded, or it becomes
 //! nothing and is a 404. Does not know the routes.
 
+use super::byte_set::ByteSet;
+
 /// The plain spelling of `path`: percent-encoded unreserved characters decoded, empty and dot segments resolved, no
 /// trailing slash. `None` for a path that two servers could read differently: an encoded slash, backslash or
 /// control character, a percent sign that is left after decoding, `..` above the root.
@@ -48,25 +50,12 @@ fn is_plain(path: &[u8]) -> bool {
     let mut before = 0;
     path.iter().all(|&b| {
         let before = std::mem::replace(&mut before, b);
-        PATH_BYTES[usize::from(b)] && !(before == b'/' && matches!(b, b'/' | b'.'))
+        PATH_BYTES.has(b) && !(before == b'/' && matches!(b, b'/' | b'.'))
     })
 }
 
-/// [`is_path_char`] of every byte.
-const PATH_BYTES: [bool; 256] = {
-    let mut bytes = [false; 256];
-    let mut at = 0;
-    while at < 256 {
-        bytes[at] = is_path_char(at as u8); // at most 255
-        at += 1;
-    }
-    bytes
-};
-
 /// Unreserved characters, and the few reserved ones that appear in API paths (`/models/m:generateContent`).
-const fn is_path_char(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'.' | b'_' | b'~' | b':' | b'@' | b'+' | b',' | b'=')
-}
+static PATH_BYTES: ByteSet = ByteSet::letters_digits_and(b"/-._~:@+,=");
 
 fn decode_segment(raw: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut rest = raw;
@@ -74,7 +63,7 @@ fn decode_segment(raw: &[u8], out: &mut Vec<u8>) -> Option<()> {
         let (decoded, tail) = decode_first(rest)?;
         rest = tail;
         // A decoded slash or percent sign would mean something else to the next server that decodes.
-        if decoded == b'/' || !is_path_char(decoded) {
+        if decoded == b'/' || !PATH_BYTES.has(decoded) {
             return None;
         }
         out.push(decoded);

@@ -1,8 +1,9 @@
 //! A request head: what it asks for, or which ambiguity refuses it. Called by the listener's loop.
 
 use super::super::body::Framing;
+use super::super::byte_set::ByteSet;
 use super::super::fields::{FieldKind, Fields, FieldsError, LineEnds, Span};
-use super::{HeadError, HeadLimits, HeadScan, Method, TOO_LARGE, Version, decimal, is_token_char};
+use super::{HeadError, HeadLimits, HeadScan, Method, TOKEN_BYTES, TOO_LARGE, Version, decimal};
 
 /// One request head. Reuse it for the next request of the connection: it keeps its capacity.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +67,7 @@ impl RequestHead {
         let (method, version) = (&line[..method_end], &line[version_start + 1..]);
         let target = &line[method_end + 1..version_start];
         let known = Method::of(method);
-        if known.is_none() && (method.is_empty() || !method.iter().all(|&b| is_token_char(b))) {
+        if known.is_none() && (method.is_empty() || !method.iter().all(|&b| TOKEN_BYTES.has(b))) {
             return Err(bad("malformed method"));
         }
         self.version = match version {
@@ -126,7 +127,7 @@ impl RequestHead {
                     if std::mem::replace(&mut host, true) {
                         return Err(bad("more than one Host"));
                     }
-                    if !value.iter().all(|&b| is_host_char(b)) {
+                    if !value.iter().all(|&b| HOST_BYTES.has(b)) {
                         return Err(bad("malformed Host"));
                     }
                 }
@@ -175,24 +176,8 @@ fn origin_of_absolute(target: &[u8]) -> Option<&[u8]> {
     let rest = &target[scheme_end + 3..];
     let authority_end = rest.iter().position(|&b| b == b'/' || b == b'?').unwrap_or(rest.len());
     let (authority, origin) = rest.split_at(authority_end);
-    (!authority.is_empty() && authority.iter().all(|&b| is_host_char(b))).then_some(origin)
+    (!authority.is_empty() && authority.iter().all(|&b| HOST_BYTES.has(b))).then_some(origin)
 }
 
 /// Names, addresses in brackets, ports. No user part, no path, no list.
-fn is_host_char(byte: u8) -> bool {
-    HOST_BYTES[usize::from(byte)]
-}
-
-const HOST_BYTES: [bool; 256] = {
-    let mut bytes = [false; 256];
-    let mut at = 0;
-    while at < 256 {
-        bytes[at] = may_stand_in_host(at as u8); // at most 255
-        at += 1;
-    }
-    bytes
-};
-
-const fn may_stand_in_host(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b':' | b'[' | b']' | b'%' | b'~')
-}
+static HOST_BYTES: ByteSet = ByteSet::letters_digits_and(b".-_:[]%~");
