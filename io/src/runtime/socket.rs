@@ -7,7 +7,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll, ready};
@@ -109,11 +109,6 @@ impl Socket {
         }
         let failed = SockRef::from(&socket).take_error()?;
         failed.map_or(Ok(socket), Err)
-    }
-
-    /// The peer's address, for logs.
-    pub fn peer(&self) -> Option<SocketAddr> {
-        SockRef::from(self).peer_addr().ok()?.as_socket()
     }
 
     // Reading what was asked for.
