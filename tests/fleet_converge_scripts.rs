@@ -2,10 +2,13 @@
 //! fleet's simulation runs on. Needs redis-server.
 
 mod common;
+#[path = "../shards/tests/support/dice.rs"]
+mod dice;
 #[path = "../shards/tests/support/store.rs"]
 mod store;
 
 use common::RedisServer;
+use dice::Dice;
 use io::redis::{Reply as Answer, Script};
 use shards::accountant::period_of;
 use shards::converge::{CALENDARS, CellSeen, Job, Reply, ScopeHash};
@@ -13,15 +16,6 @@ use shards::limit::Calendar;
 use shards::membership::roster::{Beat, Card};
 use shards::units::WallMs;
 use store::Store;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
-}
 
 fn eval(server: &RedisServer, script: Script, keys: &[String], args: &[String]) -> Vec<Answer> {
     let count = keys.len().to_string();

@@ -2,8 +2,11 @@
 //! step. Needs redis-server.
 
 mod common;
+#[path = "../shards/tests/support/dice.rs"]
+mod dice;
 
 use common::RedisServer;
+use dice::Dice;
 use io::redis::admission;
 use serde_json::{Value, json};
 use shards::rate::{Algorithm, RateParams, RateSpec, Retry, Script, ScriptReply, Standing, step};
@@ -127,16 +130,6 @@ fn the_acquire_only_vectors_in_whole_microseconds_get_their_published_answers_fr
     assert_eq!(refused, ["gcra-huge-cost-mul-overflow", "gcra-1-per-year-burst-1000"], "backlogs over 73 years");
 }
 
-/// A small generator: what is random here is the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 #[test]
 fn scripts_and_cells_answer_alike_step_by_step() {
     let server = RedisServer::start();
@@ -163,12 +156,12 @@ fn scripts_and_cells_answer_alike_step_by_step() {
                 let mut at_us = 10 * period_us;
                 let asked: Vec<(u64, u64)> = (0..300)
                     .map(|_| {
-                        match dice.below(10) {
-                            0 => at_us = at_us.saturating_sub(dice.below(period_us)),
-                            1 => at_us += dice.below(3 * period_us),
-                            _ => at_us += dice.below(period_us / amount.min(50) + 1),
+                        match dice.roll(10) {
+                            0 => at_us = at_us.saturating_sub(dice.roll(period_us)),
+                            1 => at_us += dice.roll(3 * period_us),
+                            _ => at_us += dice.roll(period_us / amount.min(50) + 1),
                         }
-                        let cost = if dice.below(4) == 0 { dice.below(params.burst() + 2) } else { 1 };
+                        let cost = if dice.roll(4) == 0 { dice.roll(params.burst() + 2) } else { 1 };
                         (at_us, cost)
                     })
                     .collect();

@@ -1,9 +1,13 @@
 //! Cores, coordinator and a store that freezes, lies, flushes and dies, under a virtual clock: what a request may rely on
 //! holds at every step. A failure names its seed; `SIM_SEED=17 cargo test -p shards --test sim_coordinate` runs it alone.
 
+#[path = "support/dice.rs"]
+mod dice;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 
+use dice::{Dice, each_seed};
 use shards::coordinate::breaker::{Breaker, Pass, State, Turn};
 use shards::coordinate::deadline::Budget;
 use shards::coordinate::eval::EvalCall;
@@ -22,17 +26,6 @@ const STEPS: u64 = 60_000;
 const CORES: usize = 3;
 /// What the store admits in all.
 const LIMIT: u64 = 500;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
@@ -361,20 +354,8 @@ fn run(seed: u64) -> (u64, u32, usize) {
 
 #[test]
 fn every_call_has_one_outcome_in_time_whatever_the_store_does() {
-    let seeds = match option_env!("SIM_SEED") {
-        Some(seed) => {
-            let seed: u64 = seed.parse().expect("SIM_SEED is a number");
-            seed..seed + 1
-        }
-        None => 0..24,
-    };
     let (mut calls, mut opened, mut probes) = (0, 0, 0);
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        let (more, openings, probed) = outcome.unwrap_or_else(|panic| {
-            eprintln!("seed {seed}: SIM_SEED={seed} cargo test -p shards --test sim_coordinate");
-            std::panic::resume_unwind(panic)
-        });
+    for (more, openings, probed) in each_seed(24, run) {
         calls += more;
         opened += openings;
         probes += probed;

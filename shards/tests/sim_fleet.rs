@@ -5,11 +5,14 @@
 //! nothing that a completed exchange must show is missing, and every bound that would be published holds. A failure names
 //! its seed; `SIM_SEED=17 cargo test -p shards --test sim_fleet` runs that seed alone.
 
+#[path = "support/dice.rs"]
+mod dice;
 #[path = "support/store.rs"]
 mod store;
 
 use std::collections::BTreeMap;
 
+use dice::{Dice, each_seed};
 use shards::accountant::period_of;
 use shards::converge::{Converge, Job, STALE_NS, ScopeHash, Term, standing};
 use shards::limit::{Calendar, Class};
@@ -31,18 +34,6 @@ const SHARE: u64 = 600;
 /// One scope of each kind of period, and one more.
 const SCOPES: [(ScopeHash, Calendar); 3] =
     [(ScopeHash([1; 16]), Calendar::Hour), (ScopeHash([2; 16]), Calendar::Hour), (ScopeHash([3; 16]), Calendar::Day)];
-
-/// Small and good enough; the same seed gives the same run on every machine.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-}
 
 /// A scope's number and the start of the period.
 type Slot = (usize, i64);
@@ -490,25 +481,14 @@ fn run(seed: u64) {
     fleet.settle();
 }
 
-/// The seeds of every run, or the one of `SIM_SEED`.
-fn seeds(count: u64) -> Vec<u64> {
-    option_env!("SIM_SEED").and_then(|seed| seed.parse().ok()).map_or((0..count).collect(), |seed| vec![seed])
-}
-
 #[test]
 fn a_fleet_in_every_kind_of_weather_counts_nothing_twice_and_discloses_what_it_misses() {
-    for seed in seeds(12) {
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        if let Err(panic) = outcome {
-            eprintln!("failed with SIM_SEED={seed}: SIM_SEED={seed} cargo test -p shards --test sim_fleet");
-            std::panic::resume_unwind(panic);
-        }
-    }
+    each_seed(12, run);
 }
 
 #[test]
 fn a_healthy_fleet_passes_a_limit_by_no_more_than_two_seconds_of_its_peers() {
-    for seed in seeds(10) {
+    each_seed(10, |seed| {
         let mut fleet = Fleet::new(seed, 4);
         for _ in 0..20 {
             fleet.step(false); // everybody has met
@@ -521,16 +501,16 @@ fn a_healthy_fleet_passes_a_limit_by_no_more_than_two_seconds_of_its_peers() {
         for (scope, (_, calendar)) in SCOPES.iter().enumerate() {
             let slot = (scope, period_of(*calendar, WallMs(START_MS)).start.0);
             let spent = fleet.spent(slot);
-            assert!(spent <= LIMIT + slack, "seed {seed}: {spent} of {LIMIT}");
+            assert!(spent <= LIMIT + slack, "{spent} of {LIMIT}");
         }
         fleet.settle();
         for process in &fleet.processes {
             for (scope, (_, calendar)) in SCOPES.iter().enumerate() {
                 let slot = (scope, period_of(*calendar, fleet.now(process.skew_ms).wall).start.0);
-                assert_eq!(fleet.observed(process, slot), fleet.spent(slot), "seed {seed}: {}", process.name);
+                assert_eq!(fleet.observed(process, slot), fleet.spent(slot), "{}", process.name);
             }
         }
-    }
+    });
 }
 
 #[test]

@@ -27,7 +27,8 @@ use shards::scope::{Endpoint, Node};
 use shards::settle::{OutputBound, Settlement};
 use shards::units::{MonoNs, NanoUsd, Now, WallMs};
 use shards::usage::{Usage, UsageSource};
-use support::{BOOT, Dice, SECOND_NS, decl, limits, node, shadow};
+use support::dice::{Dice, each_seed, only_seed};
+use support::{BOOT, SECOND_NS, decl, limits, node, shadow};
 
 const CORES: usize = 3;
 const STEPS: u32 = 3_000;
@@ -711,30 +712,19 @@ impl World {
 
 #[test]
 fn no_nano_dollar_is_lost_whatever_happens_between_a_gate_and_the_disk() {
-    let seeds = match option_env!("SIM_SEED") {
-        Some(seed) => {
-            let seed: u64 = seed.parse().expect("SIM_SEED is a number");
-            seed..seed + 1
-        }
-        None => 0..10,
-    };
     let mut seen: BTreeMap<String, u64> = BTreeMap::new();
-    for seed in seeds {
-        let run = std::panic::catch_unwind(move || {
-            let (mut dice, mut world) = (Dice(seed), World::new());
-            for step in 0..STEPS {
-                world.step(&mut dice);
-                if step % 100 == 0 {
-                    world.audit();
-                }
+    let runs = each_seed(10, |seed| {
+        let (mut dice, mut world) = (Dice(seed), World::new());
+        for step in 0..STEPS {
+            world.step(&mut dice);
+            if step % 100 == 0 {
+                world.audit();
             }
-            world.close(&mut dice)
-        });
-        let run = run.unwrap_or_else(|panic| {
-            eprintln!("seed {seed}: SIM_SEED={seed} cargo test -p shards --test sim_ledger");
-            std::panic::resume_unwind(panic)
-        });
-        run.into_iter().for_each(|(what, times)| *seen.entry(what).or_default() += times);
+        }
+        world.close(&mut dice)
+    });
+    for (what, times) in runs.into_iter().flatten() {
+        *seen.entry(what).or_default() += times;
     }
     // A run in which something never happens proves nothing about it.
     let wanted = [
@@ -757,5 +747,5 @@ fn no_nano_dollar_is_lost_whatever_happens_between_a_gate_and_the_disk() {
         "clean restart",
     ];
     let never: Vec<_> = wanted.iter().filter(|what| !seen.contains_key(**what)).collect();
-    assert!(option_env!("SIM_SEED").is_some() || never.is_empty(), "never seen: {never:?} in {seen:?}");
+    assert!(only_seed().is_some() || never.is_empty(), "never seen: {never:?} in {seen:?}");
 }

@@ -17,7 +17,8 @@ use shards::refusal::Refusal;
 use shards::scope::Endpoint;
 use shards::settle::{OutputBound, Settlement};
 use shards::units::{MonoNs, Now, WallMs};
-use support::{AUGUST, BOOT, Dice, Gateway, SECOND_NS, decl, node, shadow, share};
+use support::dice::{Dice, each_seed};
+use support::{AUGUST, BOOT, Gateway, SECOND_NS, decl, node, shadow, share};
 
 const CALLERS: [&str; 4] =
     ["org:acme/team:ml/user:ann", "org:acme/team:ml/user:bob", "org:acme/team:web/user:cid", "org:beta"];
@@ -359,26 +360,15 @@ impl World {
 
 #[test]
 fn no_interleaving_breaks_a_promise() {
-    let seeds = match option_env!("SIM_SEED") {
-        Some(seed) => {
-            let seed: u64 = seed.parse().expect("SIM_SEED is a number");
-            seed..seed + 1
-        }
-        None => 0..10,
-    };
     let (mut admissions, mut refusals) = (0, BTreeMap::new());
-    for seed in seeds {
-        let run = std::panic::catch_unwind(move || {
-            let (mut dice, mut world) = (Dice(seed), World::new());
-            for _ in 0..STEPS {
-                world.step(&mut dice);
-            }
-            world.close()
-        });
-        let (admitted, refused) = run.unwrap_or_else(|panic| {
-            eprintln!("seed {seed}: SIM_SEED={seed} cargo test -p shards --test sim_replica");
-            std::panic::resume_unwind(panic)
-        });
+    let runs = each_seed(10, |seed| {
+        let (mut dice, mut world) = (Dice(seed), World::new());
+        for _ in 0..STEPS {
+            world.step(&mut dice);
+        }
+        world.close()
+    });
+    for (admitted, refused) in runs {
         admissions += admitted;
         for (id, times) in refused {
             *refusals.entry(id).or_insert(0) += times;

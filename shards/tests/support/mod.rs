@@ -1,6 +1,8 @@
 //! A small gateway without I/O for the tests: limits, counters, a clock that is moved by hand.
 #![allow(dead_code)] // each test file uses its own part of it
 
+pub mod dice;
+
 use std::sync::Arc;
 
 use shards::gate::{Ask, Passed, Verdict, after_parse, before_body};
@@ -20,18 +22,6 @@ pub const BOOT: WallMs = WallMs(1_786_308_290_000);
 pub const AUGUST: PeriodSpan = PeriodSpan { start: WallMs(1_785_542_400_000), end: WallMs(1_788_220_800_000) };
 
 pub const DEV: &str = "org:acme/team:ml/user:dev1";
-
-/// Chance for the simulations: small and good enough; the same seed gives the same run on every machine.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-}
 
 pub fn node(text: &str) -> Node {
     Node::parse(text).expect("a well-formed node")
