@@ -1,28 +1,32 @@
 //! The background connection: heartbeats, and the exchange of burn with peers. Waits for nobody's request.
 //!
 //! One task, one thing at a time: a batch of scripts or a heartbeat is under way, never both. What to ask and when is
-//! decided in `shards::converge` and `shards::membership`; this carries their words to Redis and back.
+//! decided in `shards::converge` and `shards::membership`; this carries it to Redis and back. `words` are the bytes of it,
+//! `kept` the roster's copies, `trouble` what is said of an outage.
+
+mod kept;
+mod trouble;
+mod words;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use io::clock;
-use io::redis::{Call, Endpoint, Line, Reply as Answer, Script, Trouble};
+use io::redis::{Call, Endpoint, Line, Reply as Answer, Trouble};
 use io::ring::Pager;
-use shards::converge::{
-    BATCH, CALENDARS, CellSeen, Cells, Changes, Converge, Job, LOOK_NS, PARTS, PeerShown, Reply, ScopeHash,
-};
+use shards::converge::{BATCH, Converge, Job, LOOK_NS, PARTS, PeerShown};
 use shards::coordinate::numbers::BACKGROUND_DEADLINE_NS;
-use shards::limit::{Calendar, Class};
-use shards::membership::roster::{Beat, Card, GONE_KEPT_US, Roster, Snapshot, State};
+use shards::limit::Class;
+use shards::membership::roster::{Card, Roster};
 use shards::units::{MonoNs, Now, WallMs};
 use tokio::sync::mpsc::Receiver;
 
+use self::kept::Kept;
+use self::trouble::{Failed, Said};
+use self::words::Removal;
 use crate::coordination::Coordination;
 use crate::coordination::fleet::{Command, Dropped, NotRemoved};
-use crate::coordination::roster::RosterKeeper;
 use crate::shared::Shared;
 
 /// How long any call may take.
@@ -30,32 +34,15 @@ const WITHIN: Duration = Duration::from_nanos(BACKGROUND_DEADLINE_NS);
 /// A stop waits for the last publication this long, then goes without it: the ledger has it, and the next start or an
 /// operator's decommission settles it.
 const FAREWELL_NS: u64 = 2_000_000_000;
-/// Changed scopes a look asks for at once, per index.
-const PAGE: usize = 2_000;
-/// Cells outlive their period by a day.
-const KEEP_CELLS_MS: i64 = 86_400_000;
-/// The store's generation is renewed with every look; a store without replicas for a day has none.
-const KEEP_GENERATION_MS: u64 = 86_400_000;
-/// A fleet that is off this long is remembered by its copies only.
-const KEEP_FLEET_MS: u64 = 86_400_000;
 /// Unpublished rows are counted for pages this often.
 const COUNT_EVERY_NS: u64 = 250_000_000;
 /// How often the store is asked whether it may evict keys.
 const EVICTION_EVERY_NS: u64 = 60_000_000_000;
-/// A copy of the roster is written at most this often.
-const KEEP_AGAIN_NS: u64 = 1_000_000_000;
 /// Claims of counters that were swept are looked for this often.
 const FORGET_EVERY_NS: u64 = 60_000_000_000;
 
 /// Scopes worked on before an admission, which is answered on this thread too, may go first: 0.1 ms.
 const AT_ONCE: usize = 512;
-
-// One hash slot for keys that one script uses together, so that a cluster's node takes them.
-const GENERATION: &str = "tt:{burn}:generation";
-const CELLS: &str = "tt:{burn}:cells";
-const INDEX: &str = "tt:{burn}:index";
-const FLEET: &str = "tt:{fleet}:roster";
-const GONE: &str = "tt:{fleet}:gone";
 
 /// Runs until the coordinator is told to stop.
 pub async fn run(endpoint: Endpoint, shared: Arc<Shared>, coordination: Arc<Coordination>, pager: Arc<Pager>) {
@@ -113,121 +100,6 @@ struct Background {
     gone: HashSet<String>,
     trouble: Said,
     generations_lost: u64,
-}
-
-/// One copy of the roster, and which version it holds. Never awaited: a disk or a database that is slow must not delay
-/// admissions, which this thread answers too.
-struct Kept {
-    keeper: Arc<dyn RosterKeeper>,
-    state: Arc<KeptState>,
-    again_at_ns: u64,
-}
-
-struct KeptState {
-    /// What it held at the start is on its way to the roster. Not written over before.
-    is_loaded: AtomicBool,
-    /// The version it holds; `u64::MAX`: not known, or what it was given did not arrive.
-    version: AtomicU64,
-    is_busy: AtomicBool,
-    has_failed: AtomicBool,
-}
-
-impl Kept {
-    /// Begins to read it.
-    fn new(keeper: Arc<dyn RosterKeeper>, coordination: &Arc<Coordination>) -> Kept {
-        let state = KeptState {
-            is_loaded: AtomicBool::new(false),
-            version: AtomicU64::new(u64::MAX),
-            is_busy: AtomicBool::new(false),
-            has_failed: AtomicBool::new(false),
-        };
-        let mut kept = Kept { keeper, state: Arc::new(state), again_at_ns: 0 };
-        kept.keep(coordination, MonoNs(0));
-        kept
-    }
-
-    /// Reads it, until that went well once; then gives it the roster whenever that moved.
-    fn keep(&mut self, coordination: &Arc<Coordination>, now: MonoNs) {
-        let version = coordination.fleet.roster.version();
-        let state = &self.state;
-        let is_loaded = state.is_loaded.load(Ordering::Acquire);
-        let is_due = now.0 >= self.again_at_ns && !state.is_busy.load(Ordering::Acquire);
-        if !is_due || (is_loaded && state.version.load(Ordering::Relaxed) == version) {
-            return;
-        }
-        self.again_at_ns = now.0 + KEEP_AGAIN_NS;
-        state.is_busy.store(true, Ordering::Relaxed);
-        let (keeper, state, coordination) = (self.keeper.clone(), state.clone(), coordination.clone());
-        tokio::task::spawn_blocking(move || {
-            let outcome = if is_loaded {
-                keeper.save(&coordination.fleet.roster.rows()).map(|()| state.version.store(version, Ordering::Relaxed))
-            } else {
-                keeper.load().map(|rows| {
-                    // The coordinator takes it in before it is written over: Release pairs with the Acquire above.
-                    let is_taken = coordination.fleet.ask(Command::Remember(rows));
-                    state.is_loaded.store(is_taken, Ordering::Release);
-                })
-            };
-            let had_failed = state.has_failed.swap(outcome.is_err(), Ordering::Relaxed);
-            if let (Err(error), false) = (outcome, had_failed) {
-                tracing::warn!(keeper = keeper.name(), error, "a copy of the roster cannot be kept; it is tried again");
-            }
-            state.is_busy.store(false, Ordering::Release);
-        });
-    }
-}
-
-/// Why a call came to nothing.
-#[derive(Debug, PartialEq, Eq)]
-enum Failed {
-    /// No answer: the way there, or a server that hangs.
-    Silent(String),
-    /// An answer, and it is an error: a full memory, a wrong password, a server that is loading.
-    Refused(String),
-    /// An answer in words we do not know.
-    Malformed,
-}
-
-impl Failed {
-    fn of(trouble: &Trouble) -> Failed {
-        match trouble {
-            Trouble::Refused(error) => Failed::Refused(error.clone()),
-            trouble => Failed::Silent(trouble.to_string()),
-        }
-    }
-
-    fn answered(answer: &Answer) -> Failed {
-        answer.error().map_or(Failed::Malformed, Failed::Refused)
-    }
-
-    fn words(&self) -> &str {
-        match self {
-            Failed::Silent(error) | Failed::Refused(error) => error,
-            Failed::Malformed => "a malformed reply",
-        }
-    }
-
-    /// What the operator looks for next: the network, or what the server says.
-    fn headline(&self) -> &'static str {
-        match self {
-            Failed::Silent(_) => "the shared store does not answer",
-            Failed::Refused(_) => "the shared store answers with an error",
-            Failed::Malformed => "the shared store answers in words we do not know",
-        }
-    }
-}
-
-/// What was said of an outage: once when it begins, once when it becomes another one, once when it ends.
-#[derive(Default)]
-struct Said(Option<&'static str>);
-
-impl Said {
-    /// What is to be said now, if anything: `Ok` for an end.
-    fn outcome(&mut self, failed: Option<&Failed>) -> Option<Result<(), &'static str>> {
-        let now = failed.map(Failed::headline);
-        let before = std::mem::replace(&mut self.0, now);
-        (now != before).then(|| now.map_or(Ok(()), Err))
-    }
 }
 
 impl Background {
@@ -301,13 +173,14 @@ impl Background {
     }
 
     async fn run_batch(&mut self, batch: Vec<Job>) {
-        let calls: Vec<Call> = batch.iter().map(|job| self.call(job)).collect();
+        let calls: Vec<Call> =
+            batch.iter().map(|job| words::job(job, &self.card.ledger_id, &self.shared.replica.name)).collect();
         match self.line.run(&calls, WITHIN).await {
             Ok(answers) => {
                 let now = now();
                 let mut trouble = None;
                 for (job, answer) in batch.iter().zip(&answers) {
-                    match reply(job, answer) {
+                    match words::reply(job, answer) {
                         Some(reply) => self.converge.answer(job, reply, now),
                         None => {
                             trouble = Some(Failed::answered(answer));
@@ -328,56 +201,14 @@ impl Background {
         }
     }
 
-    fn call(&self, job: &Job) -> Call {
-        let text = |number: u64| number.to_string().into_bytes();
-        match job {
-            Job::Changed { indexes } => {
-                let mut keys = vec![GENERATION.as_bytes().to_vec()];
-                let mut args = vec![text(PAGE as u64), text(KEEP_GENERATION_MS)];
-                for (calendar, start, since) in indexes {
-                    keys.push(index_key(*calendar, *start));
-                    args.push(text(*since));
-                }
-                Call { script: Script::Changes, keys, args }
-            }
-            Job::Publish { scope, calendar, period, burn, rows, is_first } => Call {
-                script: Script::Publish,
-                keys: cell_keys(*scope, *calendar, period.start),
-                args: vec![
-                    self.card.ledger_id.clone().into_bytes(),
-                    self.shared.replica.name.clone().into_bytes(),
-                    text(*burn),
-                    text(*rows),
-                    period.end.0.saturating_add(KEEP_CELLS_MS).to_string().into_bytes(),
-                    scope.hex().to_vec(),
-                    text(u64::from(*is_first)),
-                ],
-            },
-            Job::Read { scope, calendar, period } => Call {
-                script: Script::Cells,
-                keys: cell_keys(*scope, *calendar, period.start),
-                args: vec![scope.hex().to_vec()],
-            },
-        }
-    }
-
     async fn beat(&mut self) {
         let began = now();
         self.beat_at_ns = began.mono.0.saturating_add(self.heartbeat_ns);
-        let call = Call {
-            script: Script::Beat,
-            keys: vec![FLEET.into(), GONE.into()],
-            args: vec![
-                self.shared.replica.name.clone().into_bytes(),
-                (if self.is_leaving { "drained" } else { "live" }).into(),
-                self.coordination.fleet.nonce.clone().into_bytes(),
-                serde_json::to_vec(&self.card).unwrap_or_default(), // strings and numbers always become JSON
-                KEEP_FLEET_MS.to_string().into_bytes(),
-            ],
-        };
+        let fleet = &self.coordination.fleet;
+        let call = words::beat(&self.shared.replica.name, self.is_leaving, &fleet.nonce, &self.card);
         let answered = self.line.run(std::slice::from_ref(&call), WITHIN).await;
         let snapshot = match answered.map(|answers| answers.into_iter().next()) {
-            Ok(Some(answer)) => snapshot(&answer).ok_or_else(|| Failed::answered(&answer)),
+            Ok(Some(answer)) => words::snapshot(&answer).ok_or_else(|| Failed::answered(&answer)),
             Ok(None) => Err(Failed::Malformed),
             Err(error) => Err(Failed::of(&error)),
         };
@@ -498,41 +329,29 @@ impl Background {
             return Err(NotRemoved::Unknown);
         }
         let unreachable = |trouble: Trouble| NotRemoved::Unreachable(trouble.to_string());
-        let call = Call {
-            script: Script::Decommission,
-            keys: vec![FLEET.into(), GONE.into()],
-            args: vec![
-                replica.into(),
-                (self.window_ns / 1_000).to_string().into_bytes(),
-                u8::from(force).to_string().into_bytes(),
-                (GONE_KEPT_US / 1_000).to_string().into_bytes(),
-            ],
-        };
+        let call = words::decommission(replica, self.window_ns, force);
         let answers = self.line.run(&[call], WITHIN).await.map_err(unreachable)?;
-        let items = answers.first().and_then(Answer::array).unwrap_or_default();
-        match items.first().and_then(Answer::bytes) {
-            Some(b"live") => return Err(NotRemoved::Live),
-            Some(b"gone") => {}
-            _ => {
+        let (at_us, beat) = match answers.first().and_then(words::removal) {
+            Some(Removal::Live) => return Err(NotRemoved::Live),
+            Some(Removal::Gone { at_us, beat }) => (at_us, beat),
+            None => {
                 let error = answers.first().and_then(Answer::error);
                 return Err(NotRemoved::Unreachable(error.unwrap_or_else(|| "a malformed reply".to_owned())));
             }
-        }
-        let mut dropped = Dropped { state: self.state_when_removed(replica, items), cells: Vec::new() };
+        };
+        // From the store's own entry: our roster is as old as our last heartbeat, and a replica that said goodbye since
+        // would still be live in it. Only a store that knew nothing of it leaves us with ours.
+        let state = match beat {
+            Some(beat) => Some(self.roster.state_of(&beat, at_us)),
+            None => self.roster.find(replica).map(|entry| self.roster.state(entry, now().mono)),
+        };
+        let mut dropped = Dropped { state, cells: Vec::new() };
         for batch in places.chunks(BATCH) {
-            let calls: Vec<Call> = batch
-                .iter()
-                .map(|(scope, calendar, period)| Call {
-                    script: Script::Purge,
-                    keys: vec![cells_key(*scope, period.start), index_key(*calendar, period.start)],
-                    args: vec![replica.into(), scope.hex().to_vec()],
-                })
-                .collect();
+            let purge = |(scope, calendar, period): &(_, _, _)| words::purge(replica, *scope, *calendar, *period);
+            let calls: Vec<Call> = batch.iter().map(purge).collect();
             let answers = self.line.run(&calls, WITHIN).await.map_err(unreachable)?;
             for ((scope, calendar, period), answer) in batch.iter().zip(&answers) {
-                let cells = answer.array().map(pairs).unwrap_or_default();
-                let cells = cells.into_iter().filter_map(|(ledger, cell)| CellSeen::parse(&ledger, &cell));
-                dropped.cells.extend(cells.map(|cell| (*scope, *calendar, *period, cell)));
+                dropped.cells.extend(words::purged(answer).into_iter().map(|cell| (*scope, *calendar, *period, cell)));
             }
         }
         self.gone.remove(replica); // it may have been removed, come back, and gone again
@@ -540,27 +359,16 @@ impl Background {
         Ok(dropped)
     }
 
-    /// What a removed replica was, from the store's own entry: our roster is as old as our last heartbeat, and one that
-    /// said goodbye since would still be live in it. Only a store that knew nothing of it leaves us with ours.
-    fn state_when_removed(&self, replica: &str, removal: &[Answer]) -> Option<State> {
-        let at_us = removal.get(1).and_then(string).and_then(|at| at.parse().ok());
-        let beat = removal.get(2).and_then(string).and_then(|entry| Beat::parse(&entry));
-        match (beat, at_us) {
-            (Some(beat), Some(at_us)) => Some(self.roster.state_of(&beat, at_us)),
-            _ => self.roster.find(replica).map(|entry| self.roster.state(entry, now().mono)),
-        }
-    }
-
     /// A store that evicts keys when it is full forgets counters and burn without a word: said on the health page.
     async fn look_at_eviction(&mut self) {
         let now = now();
-        if now.mono.0 < self.eviction_at_ns || self.trouble.0.is_some() {
+        if now.mono.0 < self.eviction_at_ns || self.trouble.is_out() {
             return;
         }
         self.eviction_at_ns = now.mono.0 + EVICTION_EVERY_NS;
         // A server that does not tell us (an ACL) is taken to know what it does.
         let Ok(answer) = self.line.command(&[b"INFO", b"memory"], WITHIN).await else { return };
-        let text = string(&answer).unwrap_or_default();
+        let text = answer.bytes().map(String::from_utf8_lossy).unwrap_or_default();
         let field =
             |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
         let policy = field("maxmemory_policy").unwrap_or("noeviction");
@@ -598,153 +406,4 @@ impl Background {
 
 fn now() -> Now {
     Now { mono: MonoNs(clock::mono_ns()), wall: WallMs(clock::wall_ms()) }
-}
-
-fn cell_keys(scope: ScopeHash, calendar: Calendar, start: WallMs) -> Vec<Vec<u8>> {
-    vec![cells_key(scope, start), index_key(calendar, start), GENERATION.into()]
-}
-
-fn cells_key(scope: ScopeHash, start: WallMs) -> Vec<u8> {
-    format!("{CELLS}:{scope}:{}", start.0).into_bytes()
-}
-
-fn index_key(calendar: Calendar, start: WallMs) -> Vec<u8> {
-    format!("{INDEX}:{}:{}", calendar.as_str(), start.0).into_bytes()
-}
-
-fn number(answer: &Answer) -> Option<u64> {
-    answer.integer().and_then(|number| u64::try_from(number).ok())
-}
-
-fn string(answer: &Answer) -> Option<String> {
-    answer.bytes().and_then(|bytes| std::str::from_utf8(bytes).ok()).map(str::to_owned)
-}
-
-/// `[a, 1, b, 2]` as pairs of text. Whatever is no text is left out.
-fn pairs(items: &[Answer]) -> Vec<(String, String)> {
-    items.chunks_exact(2).filter_map(|pair| Some((string(&pair[0])?, string(&pair[1])?))).collect()
-}
-
-/// What a script's answer says; `None` for anything it cannot say.
-fn reply(job: &Job, answer: &Answer) -> Option<Reply> {
-    let items = answer.array()?;
-    let (now_us, second) = (number(items.first()?)?, number(items.get(1)?)?);
-    let rest = items.get(2..)?;
-    if !matches!(job, Job::Changed { .. }) {
-        let score = number(rest.first()?)?;
-        let cells: Option<Vec<CellSeen>> = rest
-            .get(1..)?
-            .chunks(2)
-            .map(|pair| {
-                let [ledger, cell] = pair else { return None };
-                CellSeen::parse(&string(ledger)?, &string(cell)?)
-            })
-            .collect();
-        return Some(Reply::Cells(Cells { now_us, generation: second, score, cells: cells? }));
-    }
-    let mut indexes: [Vec<(ScopeHash, u64)>; CALENDARS.len()] = Default::default();
-    if rest.len() != indexes.len() {
-        return None;
-    }
-    for (index, found) in indexes.iter_mut().zip(rest) {
-        for pair in found.array()?.chunks(2) {
-            let [scope, score] = pair else { return None };
-            // A score is a double: 1.7e15 comes back in digits, and without a fraction.
-            let score: f64 = string(score)?.parse().ok()?;
-            index.push((ScopeHash::parse(&string(scope)?)?, score as u64));
-        }
-    }
-    Some(Reply::Changes(Changes { now_us, generation: second, indexes, page: PAGE }))
-}
-
-/// What a heartbeat's answer says. Entries that no version of ours has written are left out: one of them must not make
-/// the rest of the fleet invisible.
-fn snapshot(answer: &Answer) -> Option<Snapshot> {
-    let items = answer.array()?;
-    let before = string(items.get(1)?)?;
-    let beats = pairs(items.get(2)?.array()?);
-    let gone = pairs(items.get(3)?.array()?);
-    Some(Snapshot {
-        now_us: number(items.first()?)?,
-        before: Beat::parse(&before),
-        beats: beats.into_iter().filter_map(|(id, beat)| Some((id, Beat::parse(&beat)?))).collect(),
-        gone: gone.into_iter().filter_map(|(id, at)| Some((id, at.parse().ok()?))).collect(),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn any_answer() -> impl Strategy<Value = Answer> {
-        let text = prop_oneof![
-            any::<Vec<u8>>(),
-            "[0-9a-f]{32}".prop_map(String::into_bytes),
-            "[0-9]{1,20}".prop_map(String::into_bytes),
-            "[0-9]{1,20} [0-9]{1,20} [0-9]{1,3} [0-9]{1,16} tt-[a-z]".prop_map(String::into_bytes),
-            "[0-9]{1,16} (live|drained) n [{}]*".prop_map(String::into_bytes),
-            Just(b"nan".to_vec()),
-            Just(b"-1e300".to_vec()),
-        ];
-        let leaf = prop_oneof![
-            4 => text.prop_map(Answer::Bulk),
-            1 => any::<i64>().prop_map(Answer::Integer),
-            1 => Just(Answer::Nil),
-            1 => Just(Answer::Error(b"ERR no".to_vec())),
-        ];
-        leaf.prop_recursive(3, 64, 8, |inner| proptest::collection::vec(inner, 0..8).prop_map(Answer::Array))
-    }
-
-    fn jobs() -> [Job; 2] {
-        let period = shards::accountant::period_of(Calendar::Day, WallMs(0));
-        let indexes = CALENDARS.map(|calendar| (calendar, WallMs(0), 0));
-        [Job::Changed { indexes }, Job::Read { scope: ScopeHash([1; 16]), calendar: Calendar::Day, period }]
-    }
-
-    proptest! {
-        #[test]
-        fn no_answer_of_a_store_does_harm(answer in any_answer(), parts in proptest::collection::vec(any_answer(), 7)) {
-            let now = Now { mono: MonoNs(1), wall: WallMs(1) };
-            for answer in [answer, Answer::Array(parts)] {
-                let mut roster = Roster::new("a", "n", "l", 1);
-                if let Some(snapshot) = snapshot(&answer) {
-                    roster.heard(snapshot, now.mono);
-                }
-                prop_assert!(roster.n_live() >= 1);
-                for job in jobs() {
-                    let mut converge = Converge::new("l", 0, now.mono);
-                    let _ = converge.next_batch(now);
-                    match reply(&job, &answer) {
-                        Some(reply) => converge.answer(&job, reply, now),
-                        None => converge.failed(&job),
-                    }
-                    let _ = (converge.take_terms(), converge.next_batch(now));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn an_outage_is_said_once_for_each_kind_and_in_the_words_of_the_server() {
-        let mut said = Said::default();
-        let full =
-            Failed::answered(&Answer::Error(b"OOM command not allowed when used memory > 'maxmemory'.".to_vec()));
-        assert_eq!(full.words(), "OOM command not allowed when used memory > 'maxmemory'.");
-        assert_eq!(said.outcome(Some(&full)), Some(Err("the shared store answers with an error")));
-        assert_eq!(said.outcome(Some(&full)), None);
-        let gone = Failed::of(&Trouble::Closed);
-        assert_eq!(said.outcome(Some(&gone)), Some(Err("the shared store does not answer")));
-        assert_eq!((said.outcome(None), said.outcome(None)), (Some(Ok(())), None));
-        assert_eq!(Failed::answered(&Answer::Nil).words(), "a malformed reply");
-    }
-
-    #[test]
-    fn keys_name_nobody_and_share_a_slot_where_a_script_uses_them_together() {
-        let key = String::from_utf8(cells_key(ScopeHash([0xab; 16]), WallMs(5))).unwrap();
-        assert_eq!(key, format!("tt:{{burn}}:cells:{}:5", "ab".repeat(16)));
-        assert_eq!(index_key(Calendar::Month, WallMs(5)), b"tt:{burn}:index:month:5");
-        assert!([GENERATION, CELLS, INDEX].iter().all(|key| key.starts_with("tt:{burn}:")));
-        assert!([FLEET, GONE].iter().all(|key| key.starts_with("tt:{fleet}:")));
-    }
 }
