@@ -201,7 +201,44 @@ fn a_store_that_restarts_empty_unspends_nothing_and_hears_it_all_again() {
     until("all three to be known", SOON, || used(&a) == 3.0 && used(&b) == 3.0);
     assert_eq!(fleet(&b)["n_total"], 3, "a store that forgot everybody makes no replica forget one");
     let fresh = cluster.setup("tt-d", "tt-d").start();
-    until("a newcomer to know what the living burned", SOON, || used(&fresh) >= 2.0);
+    until("a newcomer to know what all three burned", SOON, || used(&fresh) == 3.0);
+}
+
+/// Who heard it brings it back, and then need not be there any more.
+#[test]
+fn a_dead_replicas_burn_outlives_a_store_that_lost_everything() {
+    let cluster = Cluster::start(|setup| setup.limit("team_requests", "quota_requests", "amount: 3, period: month"));
+    let a = cluster.replica("tt-a");
+    let key = cluster.mint(&a, DEV1);
+    let b = cluster.replica("tt-b");
+    let used = |replica: &Gateway| replica.me(&key).limit("team_requests").used();
+    (0..3).for_each(|_| drop(a.post(&key, CHAT, &chat("mock")).expect(200)));
+    until("the peer to know", SOON, || used(&b) == 3.0);
+    a.process.kill();
+    wait_state(&b, "tt-a", "unreachable");
+    for restarts in [false, true] {
+        if restarts {
+            cluster.redis.restart();
+        } else {
+            cluster.redis.tell(&["FLUSHALL"]);
+        }
+        let is_back = || cluster.redis.keys().iter().any(|key| key.contains(":cells:"));
+        until("the dead one's cell to be back", SOON, is_back);
+    }
+    assert_eq!(used(&b), 3.0, "once");
+    assert!(b.stop(SOON).success(), "nobody is left who heard it");
+    let fresh = cluster.setup("tt-c", "tt-c").start();
+    until("a newcomer to know", SOON, || used(&fresh) == 3.0);
+    fresh.post(&key, CHAT, &chat("mock")).expect(429);
+    // It comes back itself and says the same again.
+    let again = cluster.setup("tt-a", "tt-a").start();
+    in_touch(&again);
+    assert_eq!((used(&again), used(&fresh)), (3.0, 3.0));
+    again.process.kill();
+    wait_state(&fresh, "tt-a", "unreachable");
+    fresh.admin_post("/tt/api/v1/fleet/decommission", &json!({"replica": "tt-a"})).expect(200);
+    until("the dropped burn to be out of the sums", SOON, || used(&fresh) == 0.0);
+    fresh.post(&key, CHAT, &chat("mock")).expect(200);
 }
 
 #[test]

@@ -65,8 +65,9 @@ fn burn_is_kept_and_told_by_the_server_as_by_the_model() {
         let scope = SCOPES[dice.roll(3) as usize];
         let who = dice.roll(3) as usize;
         let (ledger, replica) = (["l1", "l2", "l3"][who], ["tt-a", "tt-b", "tt-c"][dice.roll(3) as usize]);
-        let keys = [scope.to_string(), index.clone(), "g".to_owned()];
-        match dice.roll(6) {
+        let keys = [scope.to_string(), index.clone(), "g".to_owned(), "p".to_owned()];
+        let burn_keys = &keys[..3];
+        match dice.roll(7) {
             0..=2 => {
                 // Sometimes a first publication that says less than an earlier one did.
                 let is_first = dice.roll(4) == 0;
@@ -77,7 +78,7 @@ fn burn_is_kept_and_told_by_the_server_as_by_the_model() {
                 let args = [ledger, replica, &burn.to_string(), &rows.to_string(), &expiry, &scope.to_string()];
                 let mut args: Vec<String> = args.map(str::to_owned).to_vec();
                 args.push(u8::from(is_first).to_string());
-                let answer = eval(&server, Script::Publish, &keys, &args);
+                let answer = eval(&server, Script::Publish, burn_keys, &args);
                 let Reply::Cells(expected) =
                     model.run(ledger, replica, &Job::Publish { scope, calendar, period, burn, rows, is_first })
                 else {
@@ -86,7 +87,7 @@ fn burn_is_kept_and_told_by_the_server_as_by_the_model() {
                 assert_eq!(cells(&answer[3..]), timeless(expected.cells), "step {step}");
             }
             3 => {
-                let answer = eval(&server, Script::Cells, &keys, &[scope.to_string()]);
+                let answer = eval(&server, Script::Cells, burn_keys, &[scope.to_string()]);
                 let Reply::Cells(expected) = model.run("", "", &Job::Read { scope, calendar, period }) else {
                     panic!("a read gives cells")
                 };
@@ -112,9 +113,28 @@ fn burn_is_kept_and_told_by_the_server_as_by_the_model() {
                     (read_to, model_read_to) = (pair[1].clone(), *score);
                 }
             }
+            5 => {
+                // Remembered by somebody: more or less than there is, from before or from after a purge.
+                let is_old = dice.roll(2) == 0;
+                let (burn, rows, flush_rows) =
+                    ((spent[who] + 20).saturating_sub(dice.roll(40)), rows[who], dice.roll(3));
+                // The model's clock is not the server's: long ago for both, or far ahead of both.
+                let beat_us = if is_old { 1 } else { 1 << 52 };
+                let cell = CellSeen { ledger: ledger.into(), replica: replica.into(), burn, rows, flush_rows, beat_us };
+                let numbers = [burn, rows, flush_rows, beat_us].map(|number| number.to_string());
+                let mut args = vec![ledger.to_owned(), replica.to_owned()];
+                args.extend(numbers);
+                args.extend([expiry.clone(), scope.to_string()]);
+                let answer = eval(&server, Script::Restore, &keys, &args);
+                let Reply::Cells(expected) = model.run("", "", &Job::Restore { scope, calendar, period, cell }) else {
+                    panic!("a restoration gives cells")
+                };
+                assert_eq!(cells(&answer[3..]), timeless(expected.cells), "step {step}");
+            }
             _ if dice.roll(4) == 0 => {
-                let args = [replica.to_owned(), scope.to_string()];
-                let answer = eval(&server, Script::Purge, &keys[..2], &args);
+                let keys = [scope.to_string(), index.clone(), "p".to_owned()];
+                let args = [replica.to_owned(), scope.to_string(), "60000".to_owned()];
+                let answer = eval(&server, Script::Purge, &keys, &args);
                 assert_eq!(
                     cells(&answer),
                     timeless(model.purge(scope, calendar, period.start.0, replica)),

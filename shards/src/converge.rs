@@ -40,6 +40,10 @@ const EARLY_NS: u64 = 5_000_000;
 pub const PARTS: usize = 120;
 /// Scopes that are kept, own and peers': 1,000,000 x 0.2 KB. Peers' further ones are left out and counted.
 const SCOPES_MAX: usize = 1_000_000;
+/// Who lives publishes its own within a second; then what others remember of those that do not is brought back.
+const RESTORE_AFTER_NS: u64 = 2 * FLUSH_NS;
+/// Scopes looked at for that in one round: 2,000 a second, a fifth of what the server gets at most.
+const RESTORED_A_ROUND: usize = 1_000;
 /// A period's cells are forgotten here this long after its end: what was folded late is published by then.
 const FORGET_AFTER_MS: i64 = 600_000;
 /// Own burn that the store did not take is kept this long after its period's end.
@@ -90,7 +94,7 @@ struct Peer {
     /// How old its beat was, by the store's clock, when it was read.
     age_us: u64,
     read_at: MonoNs,
-    /// The store lost it; it counts on until its replica publishes again.
+    /// The store lost it; it counts on until its replica publishes again, or somebody who remembers it brings it back.
     is_kept: bool,
 }
 
@@ -127,6 +131,9 @@ pub struct Converge {
     /// Scopes of peers that were left out for want of room.
     left_out: u64,
     generations_lost: u64,
+    /// Scopes of peers whose cells the store lost (24 B each), and from when on they are brought back.
+    to_restore: VecDeque<Key>,
+    restore_at_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -183,6 +190,8 @@ impl Converge {
             terms: Vec::new(),
             left_out: 0,
             generations_lost: 0,
+            to_restore: VecDeque::new(),
+            restore_at_ns: 0,
         }
     }
 
@@ -250,13 +259,17 @@ impl Converge {
         match (job, reply) {
             (Job::Changed { .. }, Reply::Changes(changes)) => self.changed(changes, now),
             (
-                Job::Publish { scope, calendar, period, .. } | Job::Read { scope, calendar, period },
+                Job::Publish { scope, calendar, period, .. }
+                | Job::Read { scope, calendar, period }
+                | Job::Restore { scope, calendar, period, .. },
                 Reply::Cells(cells),
             ) => {
                 self.is_of(cells.generation, now.mono);
                 let key = Key { scope: *scope, start: period.start };
-                if let Job::Publish { burn, rows, .. } = job {
-                    self.published(key, *burn, *rows, &cells, now.mono);
+                match job {
+                    Job::Publish { burn, rows, .. } => self.published(key, *burn, *rows, &cells, now.mono),
+                    Job::Restore { cell, .. } => self.restored(key, cell, &cells),
+                    Job::Read { .. } | Job::Changed { .. } => {}
                 }
                 self.seen(key, *calendar, *period, cells, now.mono);
             }
@@ -386,6 +399,36 @@ impl Converge {
         }
         let wanted = self.to_read.iter().map(|(key, wanted)| wanted.job(key.scope));
         self.queue.extend(wanted);
+        if now.mono.0 >= self.restore_at_ns {
+            self.restore(now);
+        }
+    }
+
+    /// Asks for cells to be brought back that the store lost and nobody has published since. A scope stays on the list until
+    /// the store has said what became of it.
+    fn restore(&mut self, now: Now) {
+        for _ in 0..self.to_restore.len().min(RESTORED_A_ROUND) {
+            let Some(key) = self.to_restore.pop_front() else { return };
+            let Some(scope) = self.scopes.get(&key).filter(|scope| scope.period.contains(now.wall)) else { continue };
+            let (calendar, period) = (scope.calendar, scope.period);
+            let lost = scope.peers.iter().filter(|peer| peer.is_kept);
+            let jobs = lost.map(|peer| Job::Restore { scope: key.scope, calendar, period, cell: peer.cell.clone() });
+            let before = self.queue.len();
+            self.queue.extend(jobs);
+            if self.queue.len() > before {
+                self.to_restore.push_back(key);
+            }
+        }
+    }
+
+    /// A cell that the store did not take back was purged by name meanwhile, unheard by us.
+    fn restored(&mut self, key: Key, cell: &CellSeen, cells: &Cells) {
+        if cells.cells.iter().any(|stored| stored.ledger == cell.ledger) {
+            return;
+        }
+        if let Some(scope) = self.scopes.get_mut(&key) {
+            scope.peers.retain(|peer| !(peer.is_kept && peer.cell.ledger == cell.ledger));
+        }
     }
 
     fn look(&self) -> Job {
@@ -409,9 +452,14 @@ impl Converge {
         })
     }
 
-    /// A scope that was read since, by a publication of ours, needs no reading.
+    /// A scope that was read since, by a publication of ours, needs no reading; a cell that is there again, no restoring.
     fn is_wanted(&self, job: &Job) -> bool {
         match job {
+            Job::Restore { scope, period, cell, .. } => {
+                let scope = self.scopes.get(&Key { scope: *scope, start: period.start });
+                let peers = scope.map_or(&[][..], |scope| scope.peers.as_slice());
+                peers.iter().any(|peer| peer.is_kept && peer.cell.ledger == cell.ledger)
+            }
             Job::Read { scope, period, .. } => self.to_read.contains_key(&Key { scope: *scope, start: period.start }),
             Job::Publish { .. } | Job::Changed { .. } => true,
         }
@@ -455,13 +503,19 @@ impl Converge {
         let before = std::mem::take(&mut scope.peers);
         for cell in cells.cells.into_iter().filter(|cell| cell.ledger != ledger) {
             let mut cell = cell;
+            let mut is_kept = false;
             if let Some(known) = before.iter().find(|known| known.cell.ledger == cell.ledger) {
+                // Brought back by somebody who had heard less than we: not by its owner, whose beat would be newer.
+                is_kept = known.is_kept && known.cell.burn > cell.burn && known.cell.beat_us >= cell.beat_us;
                 // A store that fell back to an older copy must not un-spend: a ledger's burn only grows in a period.
                 cell.burn = cell.burn.max(known.cell.burn);
                 cell.rows = cell.rows.max(known.cell.rows);
+                if is_kept {
+                    cell.beat_us = known.cell.beat_us; // as it is to be brought back
+                }
             }
             let age_us = cells.now_us.saturating_sub(cell.beat_us);
-            scope.peers.push(Peer { cell, age_us, read_at: now, is_kept: false });
+            scope.peers.push(Peer { cell, age_us, read_at: now, is_kept });
         }
         for known in before.into_iter().filter(|known| known.is_kept) {
             if !scope.peers.iter().any(|peer| peer.cell.ledger == known.cell.ledger) {
@@ -521,14 +575,20 @@ impl Converge {
         }
     }
 
-    /// The store began from nothing: what we knew of the peers stays known, and everything of ours is published again.
+    /// The store began from nothing: what we knew of the peers stays known, and everything of ours is published again. What
+    /// nobody publishes is brought back after that, so that it outlives us too: a replica that died keeps its burn.
     fn store_was_lost(&mut self, now: MonoNs) {
         self.generations_lost += 1;
         self.watch.iter_mut().for_each(|watch| watch.since = 0);
         self.to_read.clear();
+        self.to_restore.clear();
+        self.restore_at_ns = now.0.saturating_add(RESTORE_AFTER_NS);
         for (key, scope) in &mut self.scopes {
             scope.seen_score = 0;
             scope.peers.iter_mut().for_each(|peer| peer.is_kept = true);
+            if !scope.peers.is_empty() {
+                self.to_restore.push_back(*key);
+            }
             let Some(own) = &mut scope.own else { continue };
             if let Some(sent) = &mut own.sent {
                 // Nothing of it is there any more; due at once, however long it had been at rest.

@@ -240,6 +240,98 @@ fn a_store_that_lost_everything_between_two_looks_does_not_seem_to_have_purged_a
     assert!(b.converge.take_terms().iter().all(|term| term.remote == 300));
 }
 
+/// Three replicas that heard of each other; `c` is dead from then on. Gives the store, and the two that live.
+fn with_a_dead_peer() -> (Store, Replica, Replica) {
+    let mut store = Store::default();
+    let mut a = Replica::new("l1", "a", at(0));
+    let (mut b, mut c) = (Replica::new("l2", "b", at(0)), Replica::new("l3", "c", at(0)));
+    a.burn(300, 2);
+    c.burn(50, 1);
+    c.run(&mut store, 0, 600);
+    for replica in [&mut a, &mut b] {
+        replica.run(&mut store, 600, 10_000);
+    }
+    b.run(&mut store, 10_001, 10_600);
+    assert_eq!((a.remote(), b.remote()), (50, 350));
+    (store, a, b)
+}
+
+#[test]
+fn a_dead_replicas_burn_is_brought_back_to_a_store_that_lost_it_by_whoever_heard_it() {
+    let (mut store, mut a, mut b) = with_a_dead_peer();
+    store.wipe();
+    for replica in [&mut a, &mut b] {
+        replica.run(&mut store, 11_000, 15_000);
+    }
+    assert_eq!(store.cells.values().next().unwrap().len(), 2, "one cell for each ledger that burned, and none twice");
+    let cell = store.cells.values().next().unwrap()["l3"].clone();
+    assert_eq!((cell.burn, cell.rows, cell.beat_us, &*cell.replica), (50, 1, 1_000_000, "c"), "as it was written");
+    // Both are gone now, and a newcomer knows of all three; so does the dead one when it comes back, and adds nothing.
+    let mut newcomer = Replica::new("l4", "d", at(20_000));
+    newcomer.run(&mut store, 20_000, 22_000);
+    assert_eq!(newcomer.remote(), 350);
+    let mut c = Replica::new("l3", "c", at(30_000));
+    c.burn(50, 1);
+    c.run(&mut store, 30_000, 32_000);
+    newcomer.run(&mut store, 32_000, 34_000);
+    assert_eq!((c.remote(), newcomer.remote()), (300, 350));
+    // At rest: nothing is asked but the look, twice a second, and each cell of ours once a minute.
+    assert!(a.run(&mut store, 40_000, 50_000) <= 22);
+}
+
+#[test]
+fn who_is_alive_says_more_than_who_remembers_it() {
+    let (mut store, mut a, mut b) = with_a_dead_peer();
+    store.wipe();
+    // It was not dead after all, and burned on.
+    let mut c = Replica::new("l3", "c", at(10_700));
+    c.burn(80, 4);
+    c.run(&mut store, 11_000, 12_000);
+    for replica in [&mut a, &mut b] {
+        replica.run(&mut store, 12_000, 20_000);
+    }
+    let cell = store.cells.values().next().unwrap()["l3"].clone();
+    assert_eq!((cell.burn, cell.rows), (80, 4));
+    assert_eq!((a.remote(), b.remote()), (80, 380));
+}
+
+#[test]
+fn of_two_who_remember_the_one_who_heard_more_is_believed() {
+    let (mut store, mut a, mut b) = with_a_dead_peer();
+    let mut c = Replica::new("l3", "c", at(10_700));
+    c.burn(90, 3);
+    c.run(&mut store, 10_700, 11_700);
+    a.run(&mut store, 11_700, 12_300); // the other does not hear it
+    store.wipe();
+    b.run(&mut store, 12_300, 18_000);
+    assert_eq!(store.cells.values().next().unwrap()["l3"].burn, 50);
+    a.run(&mut store, 18_000, 24_000);
+    assert_eq!(store.cells.values().next().unwrap()["l3"].burn, 90);
+    b.run(&mut store, 24_000, 25_000);
+    assert_eq!((a.remote(), b.remote()), (90, 390));
+}
+
+#[test]
+fn what_was_purged_by_name_is_not_brought_back_by_who_did_not_hear_of_it() {
+    let (mut store, mut a, mut b) = with_a_dead_peer();
+    store.wipe();
+    b.run(&mut store, 11_000, 12_500);
+    assert!(store.purge(SCOPE, Calendar::Month, month().start.0, "c").is_empty(), "before anybody brought it back");
+    for replica in [&mut a, &mut b] {
+        replica.run(&mut store, 12_501, 20_000);
+    }
+    assert!(!store.cells.values().next().unwrap().contains_key("l3"));
+    assert_eq!((a.remote(), b.remote()), (0, 300), "and who remembered it counts it no longer");
+    // By the same name, anew: that counts.
+    let mut c = Replica::new("l3", "c", at(21_000));
+    c.burn(60, 2);
+    c.run(&mut store, 21_000, 22_000);
+    a.run(&mut store, 22_000, 23_000);
+    store.wipe();
+    a.run(&mut store, 24_000, 30_000);
+    assert_eq!((a.remote(), store.cells.values().next().unwrap()["l3"].burn), (60, 60));
+}
+
 #[test]
 fn a_departed_replica_counts_until_the_period_ends_or_its_cell_is_purged() {
     let mut store = Store::default();

@@ -10,7 +10,7 @@ mod dice;
 #[path = "support/store.rs"]
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dice::{Dice, each_seed};
 use shards::accountant::period_of;
@@ -65,6 +65,8 @@ struct Process {
     floor: Vec<(MonoNs, BTreeMap<Slot, u64>)>,
     /// Replicas that had beaten within the window when it last did.
     live_when_beating: usize,
+    /// Removals it has heard of.
+    gone: BTreeSet<String>,
 }
 
 struct Fleet {
@@ -75,6 +77,8 @@ struct Fleet {
     processes: Vec<Process>,
     /// Everything that was ever spent, whether anybody still knows of it or not.
     ever: BTreeMap<Slot, u64>,
+    /// Of it, what ledgers lost again.
+    lost: BTreeMap<Slot, u64>,
     /// Cells were removed or the store was emptied: floors taken before are void.
     floors_void_before: MonoNs,
     wiped_ms: Option<u64>,
@@ -92,6 +96,7 @@ impl Fleet {
             ledgers: Vec::new(),
             processes: Vec::new(),
             ever: BTreeMap::new(),
+            lost: BTreeMap::new(),
             floors_void_before: MonoNs(0),
             wiped_ms: None,
             dead: Vec::new(),
@@ -147,6 +152,7 @@ impl Fleet {
             beat_at_ms: self.ms,
             floor: Vec::new(),
             live_when_beating: 1,
+            gone: BTreeSet::new(),
         });
     }
 
@@ -248,6 +254,11 @@ impl Fleet {
         };
         let snapshot = self.store.beat(&process.name, is_goodbye, &process.nonce, &card);
         process.roster.heard(snapshot, mono);
+        for (name, _) in process.roster.gone() {
+            if process.gone.insert(name.clone()) {
+                process.converge.forget_replica(&name, mono);
+            }
+        }
         process.live_when_beating = self.store.live(WINDOW_NS / 1_000);
     }
 
@@ -334,6 +345,7 @@ impl Fleet {
         let Ledger { spent, truth, .. } = &mut self.ledgers[ledger];
         for (slot, (burn, rows)) in spent.iter_mut() {
             let lost = (*burn).min(7);
+            *self.lost.entry(*slot).or_default() += lost;
             *burn -= lost;
             *rows = (*rows).saturating_sub(2);
             // If the cell holds more than the ledger now, that much stays spent; the rest nobody can know of.
@@ -349,7 +361,10 @@ impl Fleet {
         if self.store.decommission(&name, WINDOW_NS / 1_000, false).is_none() {
             return; // its last heartbeat is too young: refused
         }
-        for ((hash, start), _) in self.store.cells.clone() {
+        // Every place that is known, whether the store has anything there or not.
+        let running = SCOPES.map(|(hash, calendar)| (hash, period_of(calendar, self.now(0).wall).start.0));
+        let places: BTreeSet<_> = self.store.cells.keys().copied().chain(running).collect();
+        for (hash, start) in places {
             let scope = SCOPES.iter().position(|(known, _)| *known == hash).expect("a scope of ours");
             for cell in self.store.purge(hash, SCOPES[scope].1, start, &name) {
                 let owner = self.ledgers.iter().position(|ledger| ledger.id == cell.ledger).expect("a ledger of ours");
@@ -361,10 +376,6 @@ impl Fleet {
         self.ledgers[ledger].is_lost = true;
         self.dead.remove(at);
         self.floors_void_before = self.mono();
-        let now = self.mono();
-        for process in &mut self.processes {
-            process.converge.forget_replica(&name, now);
-        }
     }
 
     fn check(&mut self) {
@@ -452,18 +463,22 @@ impl Fleet {
     /// Everybody can reach the store again and nothing burns: all agree on everything that was spent and not dropped.
     fn settle(&mut self) {
         self.processes.iter_mut().for_each(|process| process.is_cut_off = false);
-        for _ in 0..4_000 / STEP_MS {
+        for _ in 0..6_000 / STEP_MS {
             self.step(false);
         }
-        // A ledger nobody runs on, whose last words the store has lost, is known to those who heard them only.
         for process in &self.processes {
-            for (scope, (_, calendar)) in SCOPES.iter().enumerate() {
+            for (scope, (hash, calendar)) in SCOPES.iter().enumerate() {
                 let slot = (scope, period_of(*calendar, self.now(process.skew_ms).wall).start.0);
-                let wall = self.now(process.skew_ms).wall;
-                let cells = self.published_by_others(&self.ledgers[process.ledger].id, wall);
-                let published = cells.get(&slot).copied().unwrap_or(0);
-                let remote = process.terms.get(&slot).map_or(0, |term| term.remote);
-                assert!(remote >= published, "{} settled at {remote} of {published}", process.name);
+                let cells = self.store.cells.get(&(*hash, slot.1));
+                let published: u64 = cells.into_iter().flatten().map(|(_, cell)| cell.burn).sum();
+                let observed = self.observed(process, slot);
+                // A ledger that lost rows while the store lost its cell says less than those who had heard it remember.
+                let lost = self.lost.get(&slot).copied().unwrap_or(0);
+                assert!(
+                    (published..=published + lost).contains(&observed),
+                    "{} settled at {observed} of {published} in {slot:?}, {lost} lost",
+                    process.name
+                );
             }
         }
     }

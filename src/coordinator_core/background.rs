@@ -253,7 +253,8 @@ impl Background {
         if began_anew > std::mem::replace(&mut self.generations_lost, began_anew) {
             tracing::warn!(
                 "the shared store began from nothing (it was emptied, or restarted without its data): this replica's burn \
-                 is published again and peers' burn stays counted; counters of `store: redis` started anew"
+                 is published again, and peers' burn stays counted and is brought back where they do not publish it \
+                 themselves; counters of `store: redis` started anew"
             );
         }
     }

@@ -1,8 +1,17 @@
--- Removes the cells that one replica published last in one scope.
--- KEYS  1 cells of the scope in the period   2 the period's index
--- ARGV  1 replica   2 scope
+-- Removes the cells that one replica published last in one scope, and notes its name, so that nobody who still remembers
+-- them brings them back.
+-- KEYS  1 cells of the scope in the period   2 the period's index   3 names that were purged
+-- ARGV  1 replica   2 scope   3 a purge is remembered so long, ms
 -- Gives {ledger, cell, …} of what was removed.
 local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+if redis.call('HSET', KEYS[3], ARGV[1], string.format('%.0f', now)) == 1 then
+  local names = redis.call('HGETALL', KEYS[3])
+  for at = 1, #names, 2 do
+    if now - (tonumber(names[at + 1]) or 0) > tonumber(ARGV[3]) * 1000 then redis.call('HDEL', KEYS[3], names[at]) end
+  end
+end
+redis.call('PEXPIRE', KEYS[3], ARGV[3])
 local cells = redis.call('HGETALL', KEYS[1])
 local removed = {}
 for at = 1, #cells, 2 do
@@ -14,7 +23,7 @@ for at = 1, #cells, 2 do
 end
 if #removed > 0 then
   local top = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
-  local score = time[1] * 1000000 + time[2]
+  local score = now
   if top[2] and tonumber(top[2]) >= score then score = tonumber(top[2]) + 1 end
   -- XX: an index that is not there must not be made without an expiry.
   redis.call('ZADD', KEYS[2], 'XX', string.format('%.0f', score), ARGV[2])

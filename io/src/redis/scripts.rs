@@ -16,13 +16,21 @@ pub enum Script {
     Cells,
     Changes,
     Purge,
+    Restore,
     Beat,
     Decommission,
 }
 
 impl Script {
-    pub const ALL: [Script; 6] =
-        [Script::Publish, Script::Cells, Script::Changes, Script::Purge, Script::Beat, Script::Decommission];
+    pub const ALL: [Script; 7] = [
+        Script::Publish,
+        Script::Cells,
+        Script::Changes,
+        Script::Purge,
+        Script::Restore,
+        Script::Beat,
+        Script::Decommission,
+    ];
 
     pub const fn text(self) -> &'static str {
         match self {
@@ -30,6 +38,7 @@ impl Script {
             Script::Cells => include_str!("cells.lua"),
             Script::Changes => include_str!("changes.lua"),
             Script::Purge => include_str!("purge.lua"),
+            Script::Restore => include_str!("restore.lua"),
             Script::Beat => include_str!("beat.lua"),
             Script::Decommission => include_str!("decommission.lua"),
         }

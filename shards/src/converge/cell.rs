@@ -61,6 +61,8 @@ pub enum Job {
     },
     /// Gives all cells.
     Read { scope: ScopeHash, calendar: Calendar, period: PeriodSpan },
+    /// Brings a peer's cell back that the store lost, and gives all cells; without that one if it was purged by name.
+    Restore { scope: ScopeHash, calendar: Calendar, period: PeriodSpan, cell: CellSeen },
 }
 
 /// What came back.

@@ -38,6 +38,7 @@ pub struct Store {
     generation: Option<u64>,
     fleet: BTreeMap<String, Beat>,
     gone: BTreeMap<String, u64>,
+    purged: BTreeMap<String, u64>,
 }
 
 impl Store {
@@ -86,6 +87,17 @@ impl Store {
                 self.read(*scope, *calendar, period.start.0)
             }
             Job::Read { scope, calendar, period } => self.read(*scope, *calendar, period.start.0),
+            Job::Restore { scope, calendar, period, cell } => {
+                let is_purged = self.purged.get(&*cell.replica).is_some_and(|at_us| *at_us >= cell.beat_us);
+                let cells = self.cells.entry((*scope, period.start.0)).or_default();
+                let old = cells.get(&*cell.ledger);
+                let is_more = old.is_none_or(|old| old.burn < cell.burn && old.beat_us <= cell.beat_us);
+                if !is_purged && is_more {
+                    cells.insert(cell.ledger.to_string(), cell.clone());
+                    self.indexes.entry((*calendar, period.start.0)).or_default().note(*scope, self.now_us);
+                }
+                self.read(*scope, *calendar, period.start.0)
+            }
         }
     }
 
@@ -101,6 +113,7 @@ impl Store {
     }
 
     pub fn purge(&mut self, scope: ScopeHash, calendar: Calendar, start: i64, replica: &str) -> Vec<CellSeen> {
+        self.purged.insert(replica.to_owned(), self.now_us);
         let Some(cells) = self.cells.get_mut(&(scope, start)) else { return Vec::new() };
         let removed: Vec<_> = cells.values().filter(|cell| cell.replica == replica).cloned().collect();
         cells.retain(|_, cell| cell.replica != replica);

@@ -23,6 +23,7 @@ const KEEP_FLEET_MS: u64 = 86_400_000;
 const GENERATION: &str = "tt:{burn}:generation";
 const CELLS: &str = "tt:{burn}:cells";
 const INDEX: &str = "tt:{burn}:index";
+const PURGED: &str = "tt:{burn}:purged";
 const FLEET: &str = "tt:{fleet}:roster";
 const GONE: &str = "tt:{fleet}:gone";
 
@@ -46,7 +47,7 @@ pub fn job(job: &Job, ledger: &str, replica: &str) -> Call {
                 replica.into(),
                 text(*burn),
                 text(*rows),
-                period.end.0.saturating_add(KEEP_CELLS_MS).to_string().into_bytes(),
+                expiry(*period),
                 scope.hex().to_vec(),
                 text(u64::from(*is_first)),
             ],
@@ -55,6 +56,20 @@ pub fn job(job: &Job, ledger: &str, replica: &str) -> Call {
             script: Script::Cells,
             keys: cell_keys(*scope, *calendar, period.start),
             args: vec![scope.hex().to_vec()],
+        },
+        Job::Restore { scope, calendar, period, cell } => Call {
+            script: Script::Restore,
+            keys: [cell_keys(*scope, *calendar, period.start), vec![PURGED.into()]].concat(),
+            args: vec![
+                cell.ledger.as_str().into(),
+                cell.replica.as_str().into(),
+                text(cell.burn),
+                text(cell.rows),
+                text(cell.flush_rows),
+                text(cell.beat_us),
+                expiry(*period),
+                scope.hex().to_vec(),
+            ],
         },
     }
 }
@@ -95,13 +110,18 @@ pub enum Removal {
 pub fn purge(replica: &str, scope: ScopeHash, calendar: Calendar, period: PeriodSpan) -> Call {
     Call {
         script: Script::Purge,
-        keys: vec![cells_key(scope, period.start), index_key(calendar, period.start)],
-        args: vec![replica.into(), scope.hex().to_vec()],
+        keys: vec![cells_key(scope, period.start), index_key(calendar, period.start), PURGED.into()],
+        args: vec![replica.into(), scope.hex().to_vec(), text(GONE_KEPT_US / 1_000)],
     }
 }
 
 fn text(number: u64) -> Vec<u8> {
     number.to_string().into_bytes()
+}
+
+/// When a period's cells are gone, Unix ms.
+fn expiry(period: PeriodSpan) -> Vec<u8> {
+    period.end.0.saturating_add(KEEP_CELLS_MS).to_string().into_bytes()
 }
 
 fn cell_keys(scope: ScopeHash, calendar: Calendar, start: WallMs) -> Vec<Vec<u8>> {
@@ -258,7 +278,7 @@ mod tests {
         let key = String::from_utf8(cells_key(ScopeHash([0xab; 16]), WallMs(5))).unwrap();
         assert_eq!(key, format!("tt:{{burn}}:cells:{}:5", "ab".repeat(16)));
         assert_eq!(index_key(Calendar::Month, WallMs(5)), b"tt:{burn}:index:month:5");
-        assert!([GENERATION, CELLS, INDEX].iter().all(|key| key.starts_with("tt:{burn}:")));
+        assert!([GENERATION, CELLS, INDEX, PURGED].iter().all(|key| key.starts_with("tt:{burn}:")));
         assert!([FLEET, GONE].iter().all(|key| key.starts_with("tt:{fleet}:")));
     }
 }
