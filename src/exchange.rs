@@ -209,7 +209,7 @@ fn write_head(out: &mut Vec<u8>, client: &Client, upstream: &Upstream, call: &Ca
     out.extend_from_slice(b" HTTP/1.1\r\n");
     write::field(out, "host", upstream.host_header.as_bytes());
     let named_by_connection = head.fields.connection_options(buf).next().is_some();
-    for (field, name, value) in head.fields.iter(buf) {
+    head.fields.pass_on(buf, out, |field, name, value| {
         let passes = match field.kind {
             FieldKind::Plain | FieldKind::ContentType | FieldKind::ContentEncoding | FieldKind::Date => true,
             FieldKind::RateLimit => true,
@@ -225,10 +225,8 @@ fn write_head(out: &mut Vec<u8>, client: &Client, upstream: &Upstream, call: &Ca
         };
         // Whatever the header: a key of ours is nobody else's to see.
         let holds_our_key = !ours && memchr::memmem::find(value, crate::keys::PREFIX).is_some();
-        if passes && !holds_our_key && !(named_by_connection && head.fields.is_connection_named(buf, name)) {
-            write::raw_field(out, name, value);
-        }
-    }
+        passes && !holds_our_key && !(named_by_connection && head.fields.is_connection_named(buf, name))
+    });
     if let Credential::Ours(key) = &upstream.credential {
         match upstream.api {
             crate::config::Api::Openai => {
