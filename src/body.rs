@@ -126,7 +126,7 @@ async fn receive_chunked(
 /// Reads what is there, or waits for it; others run first in any case.
 async fn read_more(client: &mut Client, room: usize, timeout_ns: u64) -> Result<(), BodyFault> {
     let_others_run().await;
-    let deadline_ns = clock::mono_ns().saturating_add(timeout_ns);
+    let deadline_ns = clock::tick_ns().saturating_add(timeout_ns);
     match client.socket.fill(&mut client.buf, room, deadline_ns).await {
         Ok(0) | Err(Fill::Broken(_)) => Err(BodyFault::Gone),
         Ok(_) => Ok(()),

@@ -68,7 +68,7 @@ pub enum After {
 /// something holds it twice: where it came from and where it is used.
 pub async fn serve(core: Rc<Core>, mut client: Box<Client>) {
     if let Some(tls) = core.view().rules.tls.clone() {
-        let deadline_ns = clock::mono_ns().saturating_add(ns(core.view().rules.config.server.head_timeout));
+        let deadline_ns = clock::tick_ns().saturating_add(ns(core.view().rules.config.server.head_timeout));
         if Box::pin(client.socket.accept_tls(&tls, deadline_ns)).await.is_err() {
             return;
         }
@@ -127,14 +127,14 @@ async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, He
             return Ok(None);
         }
         let drained = core.drain.waiter();
-        let deadline_ns = clock::mono_ns().saturating_add(idle_ns);
+        let deadline_ns = clock::tick_ns().saturating_add(idle_ns);
         match client.socket.next(&mut client.buf, deadline_ns, |cx| drained.poll(cx)).await {
             Ok(0) | Err(_) => return Ok(None),
             Ok(_) => client.head = core.take_request_head(),
         }
     }
     client.head.clear();
-    let deadline_ns = clock::mono_ns().saturating_add(head_ns);
+    let deadline_ns = clock::tick_ns().saturating_add(head_ns);
     loop {
         if let Some(head_len) = client.head.parse(&client.buf, &limits)? {
             return Ok(Some(head_len));

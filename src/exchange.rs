@@ -131,7 +131,7 @@ async fn ask_once(
             Some(socket) => socket,
             None => {
                 core.metrics.with(|numbers| numbers.upstream_connects += 1);
-                let deadline_ns = clock::mono_ns().saturating_add(upstream.connect_timeout_ns);
+                let deadline_ns = clock::tick_ns().saturating_add(upstream.connect_timeout_ns);
                 match connect(&upstream.target, deadline_ns).await {
                     Ok(socket) => socket,
                     Err(ConnectError::Deadline) => break Failure::ConnectTimeout,
@@ -153,7 +153,7 @@ async fn ask_once(
                 break Failure::AnswerTimeout;
             }
         }
-        let begun_ns = clock::mono_ns();
+        let begun_ns = clock::tick_ns();
         match await_head(core, client, socket, begun.err(), upstream.first_byte_timeout_ns, life).await {
             Ok(answer) => {
                 give_buffer(head);
@@ -170,7 +170,7 @@ async fn ask_once(
                     None if matches!(failure, Failure::NoAnswer)
                         && unanswered.untouched
                         && reused
-                        && clock::mono_ns().saturating_sub(begun_ns) < STALE_NS =>
+                        && clock::tick_ns().saturating_sub(begun_ns) < STALE_NS =>
                     {
                         forget_attempt(life);
                     }
@@ -327,7 +327,7 @@ async fn await_head(
         life.request_sent();
     }
     let timeout_ns = if unsent.is_some() { EARLY_ANSWER_NS } else { timeout_ns };
-    let mut deadline_ns = clock::mono_ns().saturating_add(timeout_ns);
+    let mut deadline_ns = clock::tick_ns().saturating_add(timeout_ns);
     let mut buf = take_buffer();
     let mut head = core.take_answer_head();
     let mut untouched = true;
@@ -403,7 +403,7 @@ async fn rejects_usage_option(answer: &mut Answer, upstream: &Upstream) -> bool 
     let mut seen = answer.buf.get(answer.head_len..).unwrap_or_default().to_vec();
     let mut done = decoder.decode(&mut seen).map_or(true, |decoded| decoded.done);
     while !done && answer.buf.len() < ERROR_BYTES_MAX {
-        let deadline_ns = clock::mono_ns().saturating_add(upstream.idle_timeout_ns);
+        let deadline_ns = clock::tick_ns().saturating_add(upstream.idle_timeout_ns);
         let from = answer.buf.len();
         match answer.socket.fill(&mut answer.buf, READ_ROOM, deadline_ns).await {
             Ok(count) if count > 0 => {

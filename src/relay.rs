@@ -106,7 +106,7 @@ pub async fn relay(
             }
             out = take_buffer();
         }
-        let deadline_ns = clock::mono_ns().saturating_add(upstream.idle_timeout_ns);
+        let deadline_ns = clock::tick_ns().saturating_add(upstream.idle_timeout_ns);
         match exchange::read(client, &mut socket, &mut buf, deadline_ns).await {
             Got::Bytes(count) if count >= exchange::READ_ROOM => let_others_run().await, // there is more
             Got::Bytes(_) | Got::Written(_) => {}

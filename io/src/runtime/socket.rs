@@ -155,7 +155,7 @@ impl Socket {
             match &mut self.next {
                 Next::Here(_) => return Poll::Ready(()),
                 Next::Unasked => {
-                    let until_ns = clock::mono_ns().saturating_add(READ_AHEAD_NS);
+                    let until_ns = clock::tick_ns().saturating_add(READ_AHEAD_NS);
                     self.next = Next::Reading { until_ns };
                 }
                 Next::Watching => {
@@ -355,7 +355,7 @@ impl Socket {
             }
             let at = match stalled {
                 Some((at, left)) if left == self.unsent.len() => at,
-                _ => clock::mono_ns().saturating_add(stall_ns),
+                _ => clock::tick_ns().saturating_add(stall_ns),
             };
             stalled = Some((at, self.unsent.len()));
             self.alarm.poll_at(cx, at).map(|()| Err(io::ErrorKind::TimedOut.into()))
