@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use io::clock;
+use io::cpu;
 use io::ledger_file::{LedgerError, LedgerFolder, Log, write_atomic};
 use io::ring::{Pager, RingReceiver};
 use shards::accountant::{Folder, LedgerPosition};
@@ -91,6 +92,11 @@ impl Accountant {
 
 /// Takes rows until every core is gone and every ring is empty. Waits.
 pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Row>>, shared: &Shared, pager: &Pager) {
+    if accountant.sync == Sync::Interval
+        && let Err(error) = cpu::wait_for_a_turn()
+    {
+        tracing::debug!(%error, "the accountant interrupts data cores that share its CPU");
+    }
     let mut counts: Vec<u64> = vec![0; rows.len()];
     let mut synced = counts.clone();
     let mut busy_until_ns = 0;

@@ -265,7 +265,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         Auto::Auto => cpus >= PIN_FROM_CPUS && core_count <= cpus,
         Auto::Set(pin) => pin,
     };
-    let allowed = allowed_cpus();
+    let allowed = io::cpu::allowed();
     let mut cores = Vec::with_capacity(core_count);
     for (index, (listener, rows, bell, asker)) in ends.into_iter().enumerate() {
         let start = Start {
@@ -410,18 +410,6 @@ fn start_mock() -> std::io::Result<SocketAddr> {
         }
     })?;
     Ok(address)
-}
-
-/// The CPUs this process may run on: a container's set need not begin at 0.
-fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: a zeroed cpu_set_t is an empty set; the call fills it and CPU_ISSET reads it within its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
-            return Vec::new();
-        }
-        (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
-    }
 }
 
 /// Each caller and each provider connection is a descriptor: take all that the system allows.

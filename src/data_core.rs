@@ -10,6 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use io::clock;
+use io::cpu;
 use io::doorbell::Bell;
 use io::errand::Asker;
 use io::listen::Listener;
@@ -49,8 +50,10 @@ pub struct Start {
 
 /// Runs a data core on this thread until the process has drained.
 pub fn run(start: Start, shared: &Arc<Shared>) -> Result<(), DriverError> {
-    if let Some(cpu) = start.pin_to {
-        stay_on(cpu);
+    if let Some(cpu) = start.pin_to
+        && let Err(error) = cpu::stay_on(cpu)
+    {
+        tracing::warn!(cpu, %error, "a core could not be pinned");
     }
     let shared = shared.clone();
     run_core(start.driver, async move |driver| {
@@ -229,16 +232,4 @@ async fn unless_cut(core: &Core, task: impl Future<Output = ()>) {
         Poll::Pending => cut.poll(cx),
     })
     .await;
-}
-
-fn stay_on(cpu: usize) {
-    // SAFETY: a zeroed cpu_set_t is an empty set; the calls only read and write that set.
-    let rc = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-    };
-    if rc != 0 {
-        tracing::warn!(cpu, error = %std::io::Error::last_os_error(), "a core could not be pinned");
-    }
 }

@@ -5,6 +5,7 @@
 //! ([`redis`], [`postgres`]) runs on tokio, on threads away from the data cores.
 
 pub mod clock;
+pub mod cpu;
 pub mod decode;
 pub mod doorbell;
 pub mod errand;
