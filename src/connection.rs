@@ -2,7 +2,9 @@
 //!
 //! While it is idle a connection holds no buffer. Pipelined requests wait in the buffer behind the one being served.
 
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
+use std::sync::LazyLock;
 use std::task::Poll;
 
 use io::clock;
@@ -30,7 +32,7 @@ pub struct Client {
     /// Bytes read and not used up: the current request, then pipelined ones.
     pub buf: Vec<u8>,
     /// The head being read or served; its ranges point into `buf`.
-    pub head: RequestHead,
+    pub head: Head,
     /// Where the current request ends in `buf`, once its body was read.
     pub end: usize,
     /// The key it used last.
@@ -40,7 +42,7 @@ pub struct Client {
 impl Client {
     /// A caller that was just accepted.
     pub fn new(socket: Socket) -> Box<Self> {
-        Box::new(Client { socket, buf: Vec::new(), head: RequestHead::default(), end: 0, memo: Memo::default() })
+        Box::new(Client { socket, buf: Vec::new(), head: Head::default(), end: 0, memo: Memo::default() })
     }
 
     /// Lets go of a large request that will not be sent again, so that a long answer does not hold it. The head's
@@ -50,6 +52,26 @@ impl Client {
             self.buf = self.buf.split_off(self.end.min(self.buf.len()));
             self.end = 0;
         }
+    }
+}
+
+/// A request's head, which a connection between requests has no room for: it reads as one that says nothing.
+#[derive(Default)]
+pub struct Head(Option<Box<RequestHead>>);
+
+static NO_HEAD: LazyLock<RequestHead> = LazyLock::new(RequestHead::default);
+
+impl Deref for Head {
+    type Target = RequestHead;
+
+    fn deref(&self) -> &RequestHead {
+        self.0.as_deref().unwrap_or_else(|| &NO_HEAD)
+    }
+}
+
+impl DerefMut for Head {
+    fn deref_mut(&mut self) -> &mut RequestHead {
+        self.0.get_or_insert_default()
     }
 }
 
@@ -96,7 +118,9 @@ pub async fn serve(core: Rc<Core>, mut client: Box<Client>) {
         client.buf.drain(..end);
         if client.buf.is_empty() {
             give_buffer(std::mem::take(&mut client.buf));
-            core.give_request_head(std::mem::take(&mut client.head));
+            if let Some(head) = client.head.0.take() {
+                core.give_request_head(head);
+            }
         }
     };
     give_buffer(std::mem::take(&mut client.buf));
@@ -130,7 +154,7 @@ async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, He
         let deadline_ns = clock::tick_ns().saturating_add(idle_ns);
         match client.socket.next(&mut client.buf, deadline_ns, |cx| drained.poll(cx)).await {
             Ok(0) | Err(_) => return Ok(None),
-            Ok(_) => client.head = core.take_request_head(),
+            Ok(_) => client.head = Head(Some(core.take_request_head())),
         }
     }
     client.head.clear();

@@ -77,7 +77,8 @@ pub struct Core {
     date: RefCell<DateCache>,
     sheets: RefCell<Vec<Sheet>>,
     answer_heads: RefCell<Vec<ResponseHead>>,
-    request_heads: RefCell<Vec<RequestHead>>,
+    #[allow(clippy::vec_box)] // a connection takes the box, not what is in it
+    request_heads: RefCell<Vec<Box<RequestHead>>>,
 }
 
 /// Resolved plans by caller and endpoint. By the node first, so that a look-up counts no reference to one.
@@ -235,12 +236,12 @@ impl Core {
     }
 
     /// A head to be read, reused between requests: an idle connection has none.
-    pub fn take_request_head(&self) -> RequestHead {
+    pub fn take_request_head(&self) -> Box<RequestHead> {
         self.request_heads.borrow_mut().pop().unwrap_or_default()
     }
 
     /// Gives a request's head back once nobody looks at it any more.
-    pub fn give_request_head(&self, mut head: RequestHead) {
+    pub fn give_request_head(&self, mut head: Box<RequestHead>) {
         let mut kept = self.request_heads.borrow_mut();
         if kept.len() < KEPT_MAX {
             head.clear();

@@ -3,8 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+
+use pin_project_lite::pin_project;
 
 use super::driver::on_epoll;
 use super::epoll::wake_after_others;
@@ -12,17 +14,31 @@ use super::epoll::wake_after_others;
 /// Runs a task on this core. A panic ends the task alone: it is caught, told to `on_panic`, and the core lives on.
 /// Whatever the task held is given back by `Drop` while it unwinds.
 pub fn spawn(task: impl Future<Output = ()> + 'static, on_panic: impl FnOnce() + 'static) {
-    monoio::spawn(async move {
-        let mut task = pin!(task);
-        let guarded = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(())) => Poll::Ready(true),
-            Err(_) => Poll::Ready(false),
-        });
-        if !guarded.await {
-            on_panic();
-        }
-    });
+    monoio::spawn(Guarded { task, on_panic: Some(on_panic) });
+}
+
+pin_project! {
+    /// A task whose panics are caught. A type of its own, because an `async` block would hold the task twice: where it
+    /// came from and where it is polled (128 bytes of an idle connection's).
+    struct Guarded<T, P> {
+        #[pin]
+        task: T,
+        on_panic: Option<P>,
+    }
+}
+
+impl<T: Future<Output = ()>, P: FnOnce()> Future for Guarded<T, P> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        catch_unwind(AssertUnwindSafe(|| this.task.poll(cx))).unwrap_or_else(|_| {
+            if let Some(on_panic) = this.on_panic.take() {
+                on_panic();
+            }
+            Poll::Ready(())
+        })
+    }
 }
 
 /// Goes on once others had their turn, for a task that never seems to wait: on epoll a peer that sends as fast as we

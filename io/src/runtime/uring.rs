@@ -46,16 +46,23 @@ enum Written {
 /// One connection. At most one order lies in each direction.
 pub(super) struct Stream {
     tcp: Rc<Tcp>,
-    read: Option<Lane<ReadOrder, Reading>>,
-    write: Option<Lane<WriteOrder, Written>>,
-    canceller: Option<Canceller>,
+    /// Boxed, so that an idle connection has no room for them.
+    lanes: Option<Box<Lanes>>,
     /// Waits for a silent peer, in less room than a lane takes.
     silence: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
+/// What only traffic needs.
+#[derive(Default)]
+struct Lanes {
+    read: Option<Lane<ReadOrder, Reading>>,
+    write: Option<Lane<WriteOrder, Written>>,
+    canceller: Option<Canceller>,
+}
+
 impl Stream {
     pub(super) fn new(tcp: TcpStream) -> Self {
-        Stream { tcp: Rc::new(Tcp(UnsafeCell::new(tcp))), read: None, write: None, canceller: None, silence: None }
+        Stream { tcp: Rc::new(Tcp(UnsafeCell::new(tcp))), lanes: None, silence: None }
     }
 
     pub(super) fn as_raw_fd(&self) -> RawFd {
@@ -64,8 +71,7 @@ impl Stream {
 
     /// Ready when a read would not wait. Not while a read lies in the kernel.
     pub(super) fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let tcp = &self.tcp;
-        let lane = self.read.get_or_insert_with(|| Lane::new(|desk| reader(tcp.clone(), desk)));
+        let (lane, _) = self.reader();
         if lane.is_free() {
             lane.order(ReadOrder::Watch);
         }
@@ -81,11 +87,10 @@ impl Stream {
         room: usize,
         may_be_called_off: bool,
     ) -> Poll<io::Result<usize>> {
-        let tcp = &self.tcp;
-        let lane = self.read.get_or_insert_with(|| Lane::new(|desk| reader(tcp.clone(), desk)));
+        let (lane, canceller) = self.reader();
         loop {
             if lane.is_free() {
-                let handle = may_be_called_off.then(|| self.canceller.get_or_insert_with(Canceller::new).handle());
+                let handle = may_be_called_off.then(|| canceller.get_or_insert_with(Canceller::new).handle());
                 lane.order(ReadOrder::Read(std::mem::take(into), room, handle));
             }
             if let Reading::Read(result, buffer) = ready!(lane.poll(cx)) {
@@ -97,12 +102,12 @@ impl Stream {
 
     /// Whether something lies in the kernel that reads or watches.
     pub(super) fn is_reading(&self) -> bool {
-        self.read.as_ref().is_some_and(|lane| !lane.is_free())
+        self.lanes.as_ref().and_then(|lanes| lanes.read.as_ref()).is_some_and(|lane| !lane.is_free())
     }
 
     /// The read that lies in the kernel ends soon, with `ECANCELED` or with the bytes that were faster.
     pub(super) fn call_off_read(&mut self) {
-        if let Some(canceller) = self.canceller.take() {
+        if let Some(canceller) = self.lanes.as_mut().and_then(|lanes| lanes.canceller.take()) {
             canceller.cancel();
         }
     }
@@ -118,9 +123,13 @@ impl Stream {
 
     /// Lets go of everything that only traffic needs. Only while nothing lies in the kernel.
     pub(super) fn rest(&mut self) {
-        self.canceller = None;
-        self.read.take_if(|lane| lane.is_free());
-        self.write.take_if(|lane| lane.is_free());
+        let Some(lanes) = &mut self.lanes else { return };
+        lanes.canceller = None;
+        lanes.read.take_if(|lane| lane.is_free());
+        lanes.write.take_if(|lane| lane.is_free());
+        if lanes.read.is_none() && lanes.write.is_none() {
+            self.lanes = None;
+        }
     }
 
     /// Ready when a write would not wait.
@@ -162,9 +171,14 @@ impl Stream {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
+    fn reader(&mut self) -> (&mut Lane<ReadOrder, Reading>, &mut Option<Canceller>) {
+        let Lanes { read, canceller, .. } = self.lanes.get_or_insert_default().as_mut();
+        (read.get_or_insert_with(|| Lane::new(|desk| reader(self.tcp.clone(), desk))), canceller)
+    }
+
     fn writer(&mut self) -> &mut Lane<WriteOrder, Written> {
-        let tcp = &self.tcp;
-        self.write.get_or_insert_with(|| Lane::new(|desk| writer(tcp.clone(), desk)))
+        let lanes = self.lanes.get_or_insert_default();
+        lanes.write.get_or_insert_with(|| Lane::new(|desk| writer(self.tcp.clone(), desk)))
     }
 }
 
