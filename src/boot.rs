@@ -47,6 +47,7 @@ use crate::identity_thread::Identity;
 use crate::keys::{KeyFileError, KeyStore};
 use crate::last_stop::{LastStop, RunningMark};
 use crate::ledger::LedgerState;
+use crate::memory;
 use crate::metrics::CoreMetrics;
 use crate::rules::Rules;
 use crate::shared::{CoreSeen, Shared};
@@ -119,6 +120,7 @@ pub enum BootError {
 
 /// `tokentriage run`.
 pub fn command(args: RunArgs) -> Outcome {
+    memory::keep_pages_small();
     run(&Origin::find(args.config.config.as_deref())).map_err(Failure::from)
 }
 

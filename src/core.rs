@@ -348,7 +348,7 @@ impl Core {
             pool.idle() > 0
         });
         self.flush_rows();
-        self.owed.after_request();
+        self.owed.after_second();
         self.ticks.set(self.ticks.get().wrapping_add(1));
         if self.ticks.get().is_multiple_of(SWEEP_EVERY) {
             // A counter that a remembered plan holds is in use: forget first, so that what rests can go.

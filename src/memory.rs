@@ -2,7 +2,7 @@
 //!
 //! While they keep coming, a core's large buffers come from its stock ([`large`]); what of it nobody needed for a tenth of
 //! a second goes back to the system, a little at a time, so that other callers do not wait for it. What many requests at
-//! once left in the heap is collected when the stock has run empty.
+//! once left in the heap is collected when the stock has run empty, or when a core frees many of its read buffers.
 
 pub mod large;
 
@@ -11,7 +11,7 @@ use std::future::poll_fn;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use io::runtime::sleep;
+use io::runtime::{free_unneeded, sleep};
 use large::{Surplus, is_stock_empty};
 
 /// How long a block may lie in the stock unneeded: long beside the time between two bodies of busy callers.
@@ -23,6 +23,23 @@ const WORTH_BYTES: usize = 4 << 20;
 
 unsafe extern "C" {
     fn mi_collect(force: bool);
+}
+
+/// So much in read buffers that nobody needed for a second: a burst is over, and the heap is worth a look as well.
+const BURST_BYTES: usize = 1 << 20;
+
+/// Has the system give this process memory in small pages only. Huge ones cost as much again as is used of them (RSS idle
+/// 17 MB instead of 11, 79 instead of 36 after 9,000 connections), and a burst waits while each is cleared: 2 MB, which
+/// takes 10 ms where a virtual machine gets its memory late. A process of few megabytes gains nothing from them.
+pub fn keep_pages_small() {
+    // SAFETY: a plain call on this process. Kernels without huge pages refuse it, and nothing is lost.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+}
+
+/// Gives back what the heap of this thread no longer needs.
+fn collect_heap() {
+    // SAFETY: takes a flag and works on this thread's own heap and on what is free in it.
+    unsafe { mi_collect(true) };
 }
 
 /// What one core owes the system.
@@ -41,6 +58,14 @@ impl Owed {
         {
             waker.wake();
         }
+    }
+
+    /// Once a second: frees the read buffers that nobody needs any more.
+    pub fn after_second(&self) {
+        if free_unneeded() >= BURST_BYTES {
+            collect_heap();
+        }
+        self.after_request();
     }
 
     /// Gives back what this core needs no longer, for as long as the core runs.
@@ -64,8 +89,7 @@ impl Owed {
                 }
             }
             if self.given_back.replace(0) > WORTH_BYTES {
-                // SAFETY: takes a flag and works on this thread's own heap and on what is free in it.
-                unsafe { mi_collect(true) };
+                collect_heap();
             }
         }
     }

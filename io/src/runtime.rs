@@ -21,7 +21,7 @@ mod uring;
 
 pub use accept::{Listener, StopAccepting};
 pub use alarm::{Alarm, sleep};
-pub use buffers::{give_buffer, take_buffer};
+pub use buffers::{free_unneeded, give_buffer, take_buffer};
 pub use driver::{DriverChoice, DriverError, DriverInUse, DriverKind, run_core};
 pub use socket::{Beside, Fill, Socket, read_beside};
 pub use task::{Event, let_others_run, spawn};
