@@ -18,5 +18,6 @@ pub mod redis;
 pub mod ring;
 pub mod runtime;
 pub mod sse;
+mod stops;
 pub mod upstream;
 pub mod usage;

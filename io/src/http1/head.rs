@@ -10,6 +10,7 @@ mod request;
 
 use super::byte_set::ByteSet;
 use super::fields::{FieldsError, LineEnds};
+use crate::stops::{self, LineFeed};
 pub use reply::ResponseHead;
 pub use request::RequestHead;
 
@@ -104,8 +105,13 @@ impl HeadScan {
     /// The lines of the head once it is worth reading them: at the first call that has the first line, then again
     /// only when the empty line has come.
     fn find(&mut self, buf: &[u8], limits: &HeadLimits, ends: LineEnds) -> Result<Option<Lines>, HeadError> {
-        let fresh = buf.get(self.next..).unwrap_or_default();
-        for lf in memchr::memchr_iter(b'\n', fresh).map(|at| self.next + at) {
+        let mut from = self.next;
+        loop {
+            let lf = stops::next::<LineFeed>(buf, from);
+            if lf >= buf.len() {
+                break;
+            }
+            from = lf + 1;
             let cr = lf > self.line && buf.get(lf - 1) == Some(&b'\r');
             if !cr && ends == LineEnds::CrLfOnly {
                 return Err(refused(ends, 400, FieldsError::LineEnd.reason()));

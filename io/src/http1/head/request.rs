@@ -2,8 +2,10 @@
 
 use super::super::body::Framing;
 use super::super::byte_set::ByteSet;
-use super::super::fields::{FieldKind, Fields, FieldsError, LineEnds, Span};
+use super::super::fields::{FieldKind, Fields, FieldsError, LineEnds, Span, is_same};
 use super::{HeadError, HeadLimits, HeadScan, Method, TOKEN_BYTES, TOO_LARGE, Version, decimal};
+use crate::stops::{self, NotOfPath, NotOfUsualHost};
+use std::ops::Range;
 
 /// One request head. Reuse it for the next request of the connection: it keeps its capacity.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +30,7 @@ impl RequestHead {
     /// a head that trickles in byte by byte costs no more than one that comes at once.
     pub fn parse(&mut self, buf: &[u8], limits: &HeadLimits) -> Result<Option<usize>, HeadError> {
         let Some(lines) = self.scan.find(buf, limits, LineEnds::CrLfOnly)? else { return Ok(None) };
-        self.read_request_line(buf, buf.get(lines.first).unwrap_or_default())?;
+        self.read_request_line(buf, lines.first)?;
         let read = self.fields.read(buf, lines.fields_start, LineEnds::CrLfOnly);
         let end = match read {
             Ok(Some(end)) if end <= limits.head_bytes_max as usize => end,
@@ -60,12 +62,20 @@ impl RequestHead {
     }
 
     /// `method SP target SP version`, each strictly.
-    fn read_request_line(&mut self, buf: &[u8], line: &[u8]) -> Result<(), HeadError> {
+    fn read_request_line(&mut self, buf: &[u8], line: Range<usize>) -> Result<(), HeadError> {
         let malformed = bad("malformed request line");
-        let method_end = memchr::memchr(b' ', line).ok_or(malformed)?;
-        let version_start = memchr::memrchr(b' ', line).filter(|&at| at > method_end).ok_or(malformed)?;
-        let (method, version) = (&line[..method_end], &line[version_start + 1..]);
-        let target = &line[method_end + 1..version_start];
+        let text = buf.get(line.clone()).unwrap_or_default();
+        // Nearly all are so; a space between the two is for the target to refuse.
+        let (method_end, version_start) = if text.starts_with(b"POST ") && text.ends_with(b" HTTP/1.1") {
+            (4, text.len() - 9)
+        } else {
+            let method_end = memchr::memchr(b' ', text).ok_or(malformed)?;
+            (method_end, memchr::memrchr(b' ', text).filter(|&at| at > method_end).ok_or(malformed)?)
+        };
+        if version_start <= method_end {
+            return Err(malformed);
+        }
+        let (method, version) = (&text[..method_end], &text[version_start + 1..]);
         let known = Method::of(method);
         if known.is_none() && (method.is_empty() || !method.iter().all(|&b| TOKEN_BYTES.has(b))) {
             return Err(bad("malformed method"));
@@ -79,23 +89,30 @@ impl RequestHead {
             _ => return Err(bad("malformed HTTP version")),
         };
         self.method = known.ok_or(HeadError { status: 501, reason: "unknown method" })?;
-        self.read_target(buf, target)
+        self.read_target(buf, line.start + method_end + 1..line.start + version_start)
     }
 
-    fn read_target(&mut self, buf: &[u8], target: &[u8]) -> Result<(), HeadError> {
+    fn read_target(&mut self, buf: &[u8], target: Range<usize>) -> Result<(), HeadError> {
+        let malformed = bad("malformed request target");
+        let range = target.clone();
+        let target = buf.get(target).unwrap_or_default();
+        // A plain path. The search has no end of its own: the space behind the target ends it at the latest.
+        if target.first() == Some(&b'/') && stops::next::<NotOfPath>(buf, range.start) >= range.end {
+            (self.path, self.query) = (Span::new(range).ok_or(malformed)?, None);
+            return Ok(());
+        }
         if target.is_empty() || !target.iter().all(|b| matches!(b, 0x21..=0x7e) && *b != b'#') {
-            return Err(bad("malformed request target"));
+            return Err(malformed);
         }
         let origin = match target.first() {
             Some(b'/') => target,
             Some(b'*') if target == b"*" && self.method == Method::Options => target,
-            _ => origin_of_absolute(target).ok_or(bad("malformed request target"))?,
+            _ => origin_of_absolute(target).ok_or(malformed)?,
         };
         let path_end = memchr::memchr(b'?', origin).unwrap_or(origin.len());
-        let too_far = bad("malformed request target");
-        self.path = Span::within(buf, &origin[..path_end]).ok_or(too_far)?;
+        self.path = Span::within(buf, &origin[..path_end]).ok_or(malformed)?;
         self.query = match origin.get(path_end + 1..) {
-            Some(query) => Some(Span::within(buf, query).ok_or(too_far)?),
+            Some(query) => Some(Span::within(buf, query).ok_or(malformed)?),
             None => None,
         };
         Ok(())
@@ -127,7 +144,10 @@ impl RequestHead {
                     if std::mem::replace(&mut host, true) {
                         return Err(bad("more than one Host"));
                     }
-                    if !value.iter().all(|&b| HOST_BYTES.has(b)) {
+                    // Searched beyond its end, where the line end is.
+                    let is_usual =
+                        stops::next::<NotOfUsualHost>(buf, field.value.range().start) >= field.value.range().end;
+                    if !is_usual && !value.iter().all(|&b| HOST_BYTES.has(b)) {
                         return Err(bad("malformed Host"));
                     }
                 }
@@ -137,6 +157,7 @@ impl RequestHead {
                     }
                     self.expect_continue = self.version == Version::Http11;
                 }
+                FieldKind::Connection if is_same(value, "keep-alive") => {}
                 FieldKind::Connection => {
                     for option in value.split(|&b| b == b',') {
                         if option.trim_ascii().eq_ignore_ascii_case(b"close") {
