@@ -42,7 +42,53 @@ fn next_by_blocks<S: Stops>(text: &[u8], from: usize) -> usize {
     at + found.trailing_zeros() as usize
 }
 
-/// In the last bytes of `text`, fewer than a block, from `from` on. Not inlined, to keep the loops around the usual case small.
+/// As [`next`], for texts of which some are long.
+#[inline(always)]
+pub(crate) fn next_far<S: Stops>(text: &[u8], from: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if let Some((block, _)) = text.get(from..).and_then(|rest| rest.split_first_chunk()) {
+        let found = S::in_block(Block::load(block)).mask();
+        return if found != 0 {
+            from + found.trailing_zeros() as usize
+        } else {
+            next_far_off::<S>(text, from + Block::BYTES)
+        };
+    }
+    next::<S>(text, from)
+}
+
+/// Behind the first block, four at a time. Not inlined, to keep the code around the usual case small.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+fn next_far_off<S: Stops>(text: &[u8], from: usize) -> usize {
+    let (mut rest, mut at) = (text.get(from..).unwrap_or_default(), from);
+    // One more by itself: most that do not end in the first end in the second.
+    if let Some((block, behind)) = rest.split_first_chunk() {
+        let found = S::in_block(Block::load(block)).mask();
+        if found != 0 {
+            return at + found.trailing_zeros() as usize;
+        }
+        (rest, at) = (behind, at + Block::BYTES);
+    }
+    while let Some((four, behind)) = rest.split_first_chunk::<{ 4 * Block::BYTES }>() {
+        let in_block = |block: &[u8; Block::BYTES]| S::in_block(Block::load(block));
+        let any = four.as_chunks().0.iter().map(in_block).reduce(Block::or);
+        if any.is_some_and(|any| any.mask() != 0) {
+            break;
+        }
+        (rest, at) = (behind, at + four.len());
+    }
+    while let Some((block, behind)) = rest.split_first_chunk() {
+        let found = S::in_block(Block::load(block)).mask();
+        if found != 0 {
+            return at + found.trailing_zeros() as usize;
+        }
+        (rest, at) = (behind, at + Block::BYTES);
+    }
+    next_behind_blocks::<S>(text, at)
+}
+
+/// In the last bytes of `text`, fewer than a block, from `from` on.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 fn next_behind_blocks<S: Stops>(text: &[u8], from: usize) -> usize {
@@ -172,6 +218,51 @@ impl Stops for NotOfUsualHost {
     }
 }
 
+/// What may not stand in a JSON string as it is, and what is not ASCII.
+pub(crate) enum NotPlain {}
+
+impl Stops for NotPlain {
+    #[inline(always)]
+    fn has(byte: u8) -> bool {
+        !matches!(byte, b' '..0x80) || matches!(byte, b'"' | b'\\')
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn in_block(block: Block) -> Block {
+        // As a signed byte, what is not ASCII is below a space as well.
+        block.below_signed(b' ').or(block.is(b'"')).or(block.is(b'\\'))
+    }
+
+    #[cfg(any(test, not(target_arch = "x86_64")))]
+    #[inline(always)]
+    fn in_word(word: u64) -> u64 {
+        below_space(word) | is(word, b'"') | is(word, b'\\') | word & HIGH
+    }
+}
+
+/// What may not stand in a JSON string as it is.
+pub(crate) enum NotText {}
+
+impl Stops for NotText {
+    #[inline(always)]
+    fn has(byte: u8) -> bool {
+        byte < b' ' || matches!(byte, b'"' | b'\\')
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn in_block(block: Block) -> Block {
+        block.up_to(0x1f).or(block.is(b'"')).or(block.is(b'\\'))
+    }
+
+    #[cfg(any(test, not(target_arch = "x86_64")))]
+    #[inline(always)]
+    fn in_word(word: u64) -> u64 {
+        below_space(word) | is(word, b'"') | is(word, b'\\')
+    }
+}
+
 /// What may not stand in a request target, and the `?` in it.
 pub(crate) enum NotOfPath {}
 
@@ -265,6 +356,13 @@ mod block {
             Block(unsafe { _mm_cmpeq_epi8(_mm_min_epu8(self.0, Block::each(last)), self.0) })
         }
 
+        /// Which are below `bound`, all taken as signed bytes.
+        #[inline(always)]
+        pub(super) fn below_signed(self, bound: u8) -> Block {
+            // SAFETY: SSE2.
+            Block(unsafe { _mm_cmpgt_epi8(Block::each(bound), self.0) })
+        }
+
         /// Which are not within `first..=last`.
         #[inline(always)]
         pub(super) fn outside(self, first: u8, last: u8) -> Block {
@@ -319,6 +417,7 @@ mod tests {
     fn agrees_with_a_look_at_each_byte<S: Stops>(text: &[u8], from: usize) {
         let expected = (from..text.len()).find(|&at| S::has(text[at])).unwrap_or(text.len());
         assert_eq!(next::<S>(text, from), expected, "{text:?} from {from}");
+        assert_eq!(next_far::<S>(text, from), expected, "{text:?} from {from}, far");
         assert_eq!(next_by_words::<S>(text, from), expected, "{text:?} from {from}, by words");
     }
 
@@ -361,10 +460,12 @@ mod tests {
                     #[test]
                     fn is_found_in_any_text(
                         text in proptest::collection::vec(prop_oneof![9 => 0x20_u8..0x7f, 1 => any::<u8>()], 0..=100),
+                        long in proptest::collection::vec(prop_oneof![200 => Just(b'a'), 1 => any::<u8>()], 0..=400),
                         bytes in proptest::collection::vec(any::<u8>(), 0..=40),
                         from in 0_usize..=100,
                     ) {
                         agrees_with_a_look_at_each_byte::<$set>(&text, from.min(text.len()));
+                        agrees_with_a_look_at_each_byte::<$set>(&long, from.min(long.len()));
                         agrees_with_a_look_at_each_byte::<$set>(&bytes, from.min(bytes.len()));
                     }
                 }
@@ -376,6 +477,8 @@ mod tests {
         the_end_of_a_usual_name: NotOfUsualName,
         a_control_character: Controls,
         a_line_feed: LineFeed,
+        what_is_not_plain: NotPlain,
+        what_is_not_text: NotText,
         the_end_of_a_usual_host: NotOfUsualHost,
         the_end_of_a_path: NotOfPath,
     }

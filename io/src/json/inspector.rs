@@ -160,55 +160,44 @@ impl Inspector {
     }
 
     fn read_on(&mut self, body: &[u8]) -> Result<(), BadBody> {
-        loop {
-            if let Some(mut reading) = self.string {
-                let scan = reading.text.scan(body, self.at);
-                match scan {
-                    Scan::End(end) => {
-                        self.string = None;
-                        self.at = end + 1;
-                        if reading.is_key {
-                            self.next = Next::Colon;
-                            self.key(body, reading.text, end);
-                        } else {
-                            self.string(body, reading.text, end);
-                            self.value_ended();
-                        }
-                    }
-                    Scan::More(at) => {
-                        self.string = Some(reading);
-                        self.at = at;
+        if let Some(reading) = self.string.take()
+            && !self.read_string(body, reading)?
+        {
+            return Ok(());
+        }
+        while let Some(&byte) = body.get(self.at) {
+            match byte {
+                b' ' | b'\n' | b'\r' | b'\t' => self.at += 1,
+                b'"' => {
+                    let is_key = match self.next {
+                        Next::Key | Next::KeyOrEnd => true,
+                        Next::Value | Next::ValueOrEnd => false,
+                        Next::Colon | Next::CommaOrEnd | Next::Nothing => return Err(self.not_json()),
+                    };
+                    self.at += 1;
+                    let reading = Reading { text: Text { start: self.at, shrinks: 0 }, is_key };
+                    if !self.read_string(body, reading)? {
                         return Ok(());
                     }
-                    Scan::Bad(near_byte) => return Err(BadBody::NotJson { near_byte }),
                 }
-            }
-            let Some(&byte) = body.get(self.at) else { return Ok(()) };
-            if matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
-                self.at += 1;
-                continue;
-            }
-            match (self.next, byte) {
-                (Next::Key | Next::KeyOrEnd, b'"') => self.begin_string(true),
-                (Next::Value | Next::ValueOrEnd, b'"') => self.begin_string(false),
-                (Next::Colon, b':') => {
+                b':' if self.next == Next::Colon => {
                     self.count_value()?;
                     self.at += 1;
                     self.next = Next::Value;
                 }
-                (Next::CommaOrEnd, b',') => {
+                b',' if self.next == Next::CommaOrEnd => {
                     self.count_value()?;
                     self.at += 1;
                     self.next =
                         if self.open.last().is_some_and(|open| open.is_array) { Next::Value } else { Next::Key };
                 }
-                (Next::Value | Next::ValueOrEnd, b'{' | b'[') => {
+                b'{' | b'[' if self.expects_value() => {
                     self.count_value()?;
                     self.begin_container(byte == b'[')?;
                 }
-                (Next::CommaOrEnd | Next::KeyOrEnd, b'}') => self.end_container(false)?,
-                (Next::CommaOrEnd | Next::ValueOrEnd, b']') => self.end_container(true)?,
-                (Next::Value | Next::ValueOrEnd, b'-' | b'0'..=b'9') => {
+                b'}' if matches!(self.next, Next::CommaOrEnd | Next::KeyOrEnd) => self.end_container(false)?,
+                b']' if matches!(self.next, Next::CommaOrEnd | Next::ValueOrEnd) => self.end_container(true)?,
+                b'-' | b'0'..=b'9' if self.expects_value() => {
                     let Some(length) = number(body.get(self.at..)).map_err(|()| self.not_json())? else {
                         return Ok(());
                     };
@@ -220,31 +209,59 @@ impl Inspector {
                     self.at += length;
                     self.value_ended();
                 }
-                (Next::Value | Next::ValueOrEnd, b't' | b'f' | b'n') => {
-                    let word: &[u8] = match byte {
-                        b't' => b"true",
-                        b'f' => b"false",
-                        _ => b"null",
+                b't' | b'f' | b'n' if self.expects_value() => {
+                    let (word, value): (&[u8], _) = match byte {
+                        b't' => (b"true", Some(true)),
+                        b'f' => (b"false", Some(false)),
+                        _ => (b"null", None),
                     };
                     let here = body.get(self.at..).unwrap_or_default();
                     if !here.starts_with(word) {
                         return if word.starts_with(here) { Ok(()) } else { Err(self.not_json()) };
                     }
-                    let range = self.at..self.at + word.len();
-                    self.word(
-                        range,
-                        match byte {
-                            b't' => Some(true),
-                            b'f' => Some(false),
-                            _ => None,
-                        },
-                    );
+                    self.word(self.at..self.at + word.len(), value);
                     self.at += word.len();
                     self.value_ended();
                 }
                 _ => return Err(self.not_json()),
             }
         }
+        Ok(())
+    }
+
+    /// Reads on in a string, from where we are; whether its end has come.
+    #[inline(always)]
+    fn read_string(&mut self, body: &[u8], mut reading: Reading) -> Result<bool, BadBody> {
+        match reading.text.scan(body, self.at) {
+            Scan::End(end) if reading.is_key => {
+                self.at = end + 1;
+                self.next = Next::Colon;
+                self.key(body, reading.text, end);
+                // Nearly always right behind it: one round less.
+                if body.get(self.at) == Some(&b':') {
+                    self.count_value()?;
+                    self.at += 1;
+                    self.next = Next::Value;
+                }
+            }
+            Scan::End(end) => {
+                self.at = end + 1;
+                self.string(body, reading.text, end);
+                self.value_ended();
+            }
+            Scan::More(at) => {
+                self.string = Some(reading);
+                self.at = at;
+                return Ok(false);
+            }
+            Scan::Bad(near_byte) => return Err(BadBody::NotJson { near_byte }),
+        }
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn expects_value(&self) -> bool {
+        matches!(self.next, Next::Value | Next::ValueOrEnd)
     }
 
     fn not_json(&self) -> BadBody {
@@ -258,11 +275,6 @@ impl Inspector {
 
     fn refuse(&mut self, bad: BadBody) {
         self.refused.get_or_insert(bad);
-    }
-
-    fn begin_string(&mut self, is_key: bool) {
-        self.at += 1;
-        self.string = Some(Reading { text: Text { start: self.at, shrinks: 0 }, is_key });
     }
 
     fn begin_container(&mut self, is_array: bool) -> Result<(), BadBody> {
@@ -322,17 +334,17 @@ impl Inspector {
         let Some(open) = self.open.last_mut() else { return };
         self.slot = match open.slot {
             Slot::Root => {
-                let mut room = [0; LONGEST_SPELLING];
+                let mut room = None::<[u8; LONGEST_SPELLING]>;
                 let key = text.said(body, end, &mut room).unwrap_or_default();
                 self.member(key)
             }
             Slot::StreamOptions => {
-                let mut room = [0; NAME_BYTES_MAX];
+                let mut room = None::<[u8; NAME_BYTES_MAX]>;
                 let key = text.said(body, end, &mut room).unwrap_or_default();
                 self.option(key)
             }
             Slot::Prompt(_) => {
-                let mut room = [0; NAME_BYTES_MAX];
+                let mut room = None::<[u8; NAME_BYTES_MAX]>;
                 let under = Under::key(text.said(body, end, &mut room).unwrap_or_default());
                 open.is_image |= under == Under::ImageLink;
                 Slot::Prompt(under)
@@ -346,7 +358,7 @@ impl Inspector {
     }
 
     /// A member of the body itself.
-    fn member(&mut self, key: &str) -> Slot {
+    fn member(&mut self, key: &[u8]) -> Slot {
         let Some(member) = Member::of(key) else {
             if let Some(member) = Member::mistaken(key) {
                 self.refuse(BadBody::Misspelled { member: member.name() });
@@ -377,20 +389,20 @@ impl Inspector {
     }
 
     /// A member of `stream_options`.
-    fn option(&mut self, key: &str) -> Slot {
+    fn option(&mut self, key: &[u8]) -> Slot {
         if let Some(splice) = &mut self.found.splice
             && splice.with == r#""include_usage":true"#
         {
             splice.with = r#""include_usage":true,"#; // another member follows
         }
-        if key == "include_usage" {
+        if key == b"include_usage" {
             if std::mem::replace(&mut self.found.has_include_usage, true) {
                 self.refuse(BadBody::Duplicate { member: OPTION });
                 return Slot::Ignored;
             }
             return Slot::IncludeUsage;
         }
-        if key.eq_ignore_ascii_case("include_usage") {
+        if key.eq_ignore_ascii_case(b"include_usage") {
             self.refuse(BadBody::Misspelled { member: OPTION });
         }
         Slot::Ignored
@@ -413,9 +425,9 @@ impl Inspector {
         let length = text.length(end);
         match self.slot {
             Slot::Model => {
-                let mut room = [0; MODEL_BYTES_MAX];
+                let mut room = None::<[u8; MODEL_BYTES_MAX]>;
                 match text.said(body, end, &mut room) {
-                    Some(name) if !name.is_empty() => self.found.model = Some(CompactString::from(name)),
+                    Some(name) if !name.is_empty() => self.found.model = CompactString::from_utf8(name).ok(),
                     _ => self.unfit(),
                 }
             }
@@ -426,7 +438,7 @@ impl Inspector {
                 }
             }
             Slot::Prompt(Under::Type) => {
-                let mut room = [0; NAME_BYTES_MAX];
+                let mut room = None::<[u8; NAME_BYTES_MAX]>;
                 let is_image = text.said(body, end, &mut room).is_some_and(is_image_type);
                 if let Some(open) = self.open.last_mut() {
                     open.is_image |= is_image;
@@ -523,7 +535,9 @@ fn number(text: Option<&[u8]>) -> Result<Option<usize>, ()> {
 
 /// Whether a well-formed number is one that a double can hold: others are taken for all kinds of things.
 fn is_within_range(number: &[u8]) -> bool {
-    let is_plain = number.len() < NUMBER_BYTES_SMALL && !number.iter().any(|byte| matches!(byte, b'e' | b'E'));
+    // In four bytes there is room for an exponent of two digits.
+    let has_exponent = || number.iter().any(|byte| matches!(byte, b'e' | b'E'));
+    let is_plain = number.len() <= 4 || number.len() < NUMBER_BYTES_SMALL && !has_exponent();
     is_plain || double(number).is_some_and(f64::is_finite)
 }
 
@@ -534,6 +548,10 @@ fn double(number: &[u8]) -> Option<f64> {
 /// A whole number of at least 0, in any spelling; beyond a u64 it saturates: the reserve is capped anyway, the provider
 /// will say no.
 fn count(number: &[u8]) -> Option<u64> {
+    // Nine digits at most are nearly all that is met.
+    if number.len() <= 9 && number.iter().all(u8::is_ascii_digit) {
+        return Some(number.iter().fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0')));
+    }
     if let Some(count) = std::str::from_utf8(number).ok().and_then(|text| text.parse().ok()) {
         return Some(count);
     }

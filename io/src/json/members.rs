@@ -55,19 +55,36 @@ impl Member {
     }
 
     /// The member of exactly this name.
-    pub(crate) fn of(key: &str) -> Option<Member> {
-        if key.len() > LONGEST_NAME {
-            return None;
-        }
-        NAMES.iter().find(|(name, _)| *name == key).map(|(_, member)| *member)
+    pub(crate) fn of(key: &[u8]) -> Option<Member> {
+        Some(match key {
+            b"model" => Member::Model,
+            b"stream" => Member::Stream,
+            b"stream_options" => Member::StreamOptions,
+            b"max_tokens" => Member::MaxTokens,
+            b"max_completion_tokens" => Member::MaxCompletionTokens,
+            b"max_output_tokens" => Member::MaxOutputTokens,
+            b"n" => Member::N,
+            b"best_of" => Member::BestOf,
+            b"messages" => Member::Messages,
+            b"prompt" => Member::Prompt,
+            b"input" => Member::Input,
+            b"system" => Member::System,
+            b"instructions" => Member::Instructions,
+            b"suffix" => Member::Suffix,
+            b"tools" => Member::Tools,
+            b"functions" => Member::Functions,
+            b"service_tier" => Member::ServiceTier,
+            _ => return None,
+        })
     }
 
     /// The member that a careless reader would take `key` for, though it is spelled differently.
-    pub(crate) fn mistaken(key: &str) -> Option<Member> {
+    pub(crate) fn mistaken(key: &[u8]) -> Option<Member> {
         // A name in its plain spelling is what `of` is for; nearly every key ends here.
-        if key.bytes().all(|b| b.is_ascii() && !b.is_ascii_uppercase()) {
+        if key.iter().all(|b| b.is_ascii() && !b.is_ascii_uppercase()) {
             return None;
         }
+        let key = std::str::from_utf8(key).ok()?;
         let mut folded = [0u8; LONGEST_NAME];
         let mut length = 0;
         for letter in key.chars() {
@@ -80,7 +97,7 @@ impl Member {
             *folded.get_mut(length)? = plain;
             length += 1;
         }
-        Member::of(std::str::from_utf8(&folded[..length]).ok()?)
+        Member::of(&folded[..length])
     }
 }
 
@@ -106,14 +123,17 @@ mod tests {
     fn every_member_has_its_name_and_only_that() {
         for (index, (name, member)) in NAMES.iter().enumerate() {
             assert_eq!(*member as usize, index);
-            assert_eq!((Member::of(name), member.name(), Member::mistaken(name)), (Some(*member), *name, None));
-            assert_eq!(Member::mistaken(&name.to_uppercase()), Some(*member));
+            assert_eq!(
+                (Member::of(name.as_bytes()), member.name(), Member::mistaken(name.as_bytes())),
+                (Some(*member), *name, None)
+            );
+            assert_eq!(Member::mistaken(name.to_uppercase().as_bytes()), Some(*member));
         }
-        assert_eq!(Member::of("Model"), None);
-        assert_eq!(Member::mistaken("meſſages"), Some(Member::Messages));
-        assert_eq!(Member::mistaken("max_to\u{212a}ens"), Some(Member::MaxTokens));
-        assert_eq!(Member::mistaken("Metadata"), None);
-        assert_eq!(Member::mistaken("MAX_COMPLETION_TOKENS_X"), None);
-        assert_eq!(Member::mistaken("mödel"), None);
+        assert_eq!(Member::of(b"Model"), None);
+        assert_eq!(Member::mistaken("meſſages".as_bytes()), Some(Member::Messages));
+        assert_eq!(Member::mistaken("max_to\u{212a}ens".as_bytes()), Some(Member::MaxTokens));
+        assert_eq!(Member::mistaken("Metadata".as_bytes()), None);
+        assert_eq!(Member::mistaken("MAX_COMPLETION_TOKENS_X".as_bytes()), None);
+        assert_eq!(Member::mistaken("mödel".as_bytes()), None);
     }
 }

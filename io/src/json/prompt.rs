@@ -28,22 +28,22 @@ pub(super) enum Under {
 }
 
 impl Under {
-    pub(super) fn key(key: &str) -> Under {
+    pub(super) fn key(key: &[u8]) -> Under {
         match key {
-            "type" => Under::Type,
-            "role" | "id" | "object" | "status" | "index" | "tool_call_id" | "tool_use_id" | "call_id" | "item_id"
-            | "cache_control" | "detail" | "format" | "media_type" | "mime_type" | "mimeType" | "signature"
-            | "encrypted_content" | "file_id" | "phase" => Under::Label,
-            "image_url" | "inlineData" | "inline_data" => Under::ImageLink,
-            "url" | "uri" | "file_url" | "fileUri" => Under::Link,
-            "data" | "file_data" | "b64_json" | "bytes" => Under::Payload,
+            b"type" => Under::Type,
+            b"role" | b"id" | b"object" | b"status" | b"index" | b"tool_call_id" | b"tool_use_id" | b"call_id"
+            | b"item_id" | b"cache_control" | b"detail" | b"format" | b"media_type" | b"mime_type" | b"mimeType"
+            | b"signature" | b"encrypted_content" | b"file_id" | b"phase" => Under::Label,
+            b"image_url" | b"inlineData" | b"inline_data" => Under::ImageLink,
+            b"url" | b"uri" | b"file_url" | b"fileUri" => Under::Link,
+            b"data" | b"file_data" | b"b64_json" | b"bytes" => Under::Payload,
             _ => Under::Text,
         }
     }
 }
 
-pub(super) fn is_image_type(kind: &str) -> bool {
-    matches!(kind, "image_url" | "input_image" | "image" | "computer_screenshot")
+pub(super) fn is_image_type(kind: &[u8]) -> bool {
+    matches!(kind, b"image_url" | b"input_image" | b"image" | b"computer_screenshot")
 }
 
 /// Whether a payload that begins so, and is so long, looks like base64 (or a data URL): 64 characters without a space

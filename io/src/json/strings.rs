@@ -3,6 +3,8 @@
 //! A scan looks at each byte once, however many pieces a string comes in. It stops before an escape or a character whose
 //! rest has not come, at most eleven bytes back, and takes it from there with the next piece.
 
+use crate::stops::{self, NotPlain, NotText};
+
 /// A string that has begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Text {
@@ -25,13 +27,24 @@ pub(super) enum Scan {
 
 impl Text {
     /// Looks for the end of the string, from `at` on.
-    pub(super) fn scan(&mut self, text: &[u8], mut at: usize) -> Scan {
+    #[inline(always)]
+    pub(super) fn scan(&mut self, text: &[u8], at: usize) -> Scan {
+        let stop = stops::next_far::<NotPlain>(text, at);
+        if text.get(stop) == Some(&b'"') { Scan::End(stop) } else { self.scan_on(text, stop) }
+    }
+
+    /// The same, for a string that has more in it than plain ASCII. All before `at` is good.
+    fn scan_on(&mut self, text: &[u8], mut at: usize) -> Scan {
         loop {
-            let (stop, is_ascii) = plain_until(text, at);
-            if !is_ascii && let Err(error) = std::str::from_utf8(text.get(at..stop).unwrap_or_default()) {
-                let bad = at + error.valid_up_to();
-                let may_go_on = error.error_len().is_none() && stop == text.len();
-                return if may_go_on { Scan::More(bad) } else { Scan::Bad(bad) };
+            let mut stop = stops::next_far::<NotPlain>(text, at);
+            if text.get(stop).is_some_and(|byte| !byte.is_ascii()) {
+                let other = stop;
+                stop = stops::next_far::<NotText>(text, other);
+                if let Err(error) = std::str::from_utf8(text.get(other..stop).unwrap_or_default()) {
+                    let bad = other + error.valid_up_to();
+                    let may_go_on = error.error_len().is_none() && stop == text.len();
+                    return if may_go_on { Scan::More(bad) } else { Scan::Bad(bad) };
+                }
             }
             match text.get(stop) {
                 None => return Scan::More(stop),
@@ -54,17 +67,25 @@ impl Text {
         end - self.start - self.shrinks
     }
 
-    /// What the string that ends at `end` says, if that is at most as long as `room`.
-    pub(super) fn said<'t>(&self, text: &'t [u8], end: usize, room: &'t mut [u8]) -> Option<&'t str> {
-        if self.length(end) > room.len() {
+    /// What the string that ends at `end` says, if that is at most `N` bytes: UTF-8, as the scan has seen. `room` is for a
+    /// string that is written with escapes.
+    #[inline(always)]
+    pub(super) fn said<'t, const N: usize>(
+        &self,
+        text: &'t [u8],
+        end: usize,
+        room: &'t mut Option<[u8; N]>,
+    ) -> Option<&'t [u8]> {
+        if self.length(end) > N {
             return None;
         }
         let raw = text.get(self.start..end)?;
         if self.shrinks == 0 {
-            return std::str::from_utf8(raw).ok();
+            return Some(raw);
         }
+        let room = room.insert([0; N]);
         let length = unescape(raw, room);
-        std::str::from_utf8(&room[..length]).ok()
+        Some(&room[..length])
     }
 
     /// Its first bytes, unescaped, as many as fit into `room` without cutting a character that was escaped.
@@ -76,74 +97,6 @@ impl Text {
         let length = unescape(raw, room);
         &room[..length]
     }
-}
-
-/// The first index at or after `from` of a quote, a backslash or a control character, or the end; and whether all before
-/// it is ASCII. (`false` may be said of ASCII text as well: it only costs a closer look.)
-fn plain_until(text: &[u8], from: usize) -> (usize, bool) {
-    let (mut at, mut seen) = (from, 0_u64);
-    let mut rest = text.get(from..).unwrap_or_default();
-    // Short strings are most strings: a word at a time for the first ones, then blocks that the compiler turns into
-    // vector instructions.
-    let mut words = 0;
-    while let Some((word, behind)) = rest.split_first_chunk::<8>() {
-        let word = u64::from_le_bytes(*word);
-        let found = specials(word);
-        if found != 0 {
-            let bytes = found.trailing_zeros() / 8;
-            let before = if bytes == 0 { 0 } else { word << (64 - 8 * bytes) };
-            return (at + bytes as usize, (seen | before) & HIGHS == 0);
-        }
-        seen |= word;
-        at += 8;
-        rest = behind;
-        words += 1;
-        if words >= 4 {
-            let (blocks, high) = plain_blocks(rest);
-            seen |= if high { HIGHS } else { 0 };
-            at += blocks;
-            rest = &rest[blocks..];
-            words = 0;
-        }
-    }
-    for byte in rest {
-        if matches!(byte, b'"' | b'\\' | 0..0x20) {
-            break;
-        }
-        seen |= u64::from(*byte);
-        at += 1;
-    }
-    (at, seen & HIGHS == 0)
-}
-
-const BLOCK: usize = 64;
-const ONES: u64 = 0x0101_0101_0101_0101;
-const HIGHS: u64 = 0x8080_8080_8080_8080;
-
-/// How many bytes of whole blocks without anything special there are, and whether one of them is not ASCII.
-fn plain_blocks(text: &[u8]) -> (usize, bool) {
-    let (mut length, mut seen) = (0, 0_u8);
-    for block in text.as_chunks::<BLOCK>().0 {
-        let (mut special, mut high) = (0_u8, 0_u8);
-        for &byte in block {
-            special |= u8::from(byte == b'"') | u8::from(byte == b'\\') | u8::from(byte < 0x20);
-            high |= byte;
-        }
-        if special != 0 {
-            break;
-        }
-        seen |= high;
-        length += BLOCK;
-    }
-    (length, seen & 0x80 != 0)
-}
-
-/// The high bit of each byte that is a quote, a backslash or a control character. Only the lowest one is certain: above
-/// it a borrow may have set others.
-fn specials(word: u64) -> u64 {
-    let zeros = |word: u64| word.wrapping_sub(ONES) & !word;
-    let controls = word.wrapping_sub(ONES * 0x20) & !word;
-    (zeros(word ^ (ONES * b'"' as u64)) | zeros(word ^ (ONES * b'\\' as u64)) | controls) & HIGHS
 }
 
 enum Escape {
@@ -295,12 +248,9 @@ mod tests {
             let end = content.len() - 1;
             prop_assert_eq!(scan(content, step), (Scan::End(end), end - said.len()));
             let text = Text { start: 0, shrinks: end - said.len() };
-            let mut room = vec![0; said.len()];
-            prop_assert_eq!(text.said(content, end, &mut room), Some(said.as_str()));
-            if !said.is_empty() {
-                let mut short = vec![0; said.len() - 1];
-                prop_assert_eq!(text.said(content, end, &mut short), None);
-            }
+            let (mut room, mut short) = (None::<[u8; 1_000]>, None::<[u8; 4]>);
+            prop_assert_eq!(text.said(content, end, &mut room), Some(said.as_bytes()));
+            prop_assert_eq!(text.said(content, end, &mut short), (said.len() <= 4).then_some(said.as_bytes()));
             prop_assert!(said.as_bytes().starts_with(text.begin(content, end, &mut [0; 5])));
         }
 
@@ -310,14 +260,6 @@ mod tests {
             step in 1_usize..9,
         ) {
             prop_assert_eq!(scan(&content, step), scan(&content, 1000));
-        }
-
-        #[test]
-        fn words_and_blocks_find_what_a_look_at_each_byte_finds(text in proptest::collection::vec(prop_oneof![20 => 0x20_u8..0x7f, 1 => any::<u8>()], 0..300)) {
-            let plain = text.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..0x20)).unwrap_or(text.len());
-            let (found, is_ascii) = plain_until(&text, 0);
-            prop_assert_eq!(found, plain);
-            prop_assert!(!is_ascii || text[..plain].is_ascii());
         }
     }
 }

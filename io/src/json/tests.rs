@@ -549,7 +549,7 @@ proptest! {
             }
             object.insert("stream_options".into(), options);
         }
-        prop_assume!(object.keys().all(|key| key == "model" || key == "stream_options" || Member::of(key).is_none()));
+        prop_assume!(object.keys().all(|key| key == "model" || key == "stream_options" || Member::of(key.as_bytes()).is_none()));
         let text = if pretty { serde_json::to_string_pretty(&body).unwrap() } else { body.to_string() };
         let out = usage_asked(&text);
         let mut expected = body.clone();

@@ -49,8 +49,8 @@ fn read(nodes: &[Node<'_>], body: &[u8], scratch_at: usize) -> Result<Asked, Bad
         let key = string_at(nodes, next).unwrap_or_default();
         let value = next + 1;
         next = value + node_count(nodes, value);
-        let Some(member) = Member::of(key) else {
-            match Member::mistaken(key) {
+        let Some(member) = Member::of(key.as_bytes()) else {
+            match Member::mistaken(key.as_bytes()) {
                 Some(member) => return Err(BadBody::Misspelled { member: member.name() }),
                 None => continue,
             }
