@@ -263,6 +263,28 @@ impl Stops for NotText {
     }
 }
 
+/// The end of a JSON string that nobody validates, or an escape in it.
+pub(crate) enum QuoteOrBackslash {}
+
+impl Stops for QuoteOrBackslash {
+    #[inline(always)]
+    fn has(byte: u8) -> bool {
+        matches!(byte, b'"' | b'\\')
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn in_block(block: Block) -> Block {
+        block.is(b'"').or(block.is(b'\\'))
+    }
+
+    #[cfg(any(test, not(target_arch = "x86_64")))]
+    #[inline(always)]
+    fn in_word(word: u64) -> u64 {
+        is(word, b'"') | is(word, b'\\')
+    }
+}
+
 /// What may not stand in a request target, and the `?` in it.
 pub(crate) enum NotOfPath {}
 
@@ -479,6 +501,7 @@ mod tests {
         a_line_feed: LineFeed,
         what_is_not_plain: NotPlain,
         what_is_not_text: NotText,
+        a_quote_or_backslash: QuoteOrBackslash,
         the_end_of_a_usual_host: NotOfUsualHost,
         the_end_of_a_path: NotOfPath,
     }

@@ -4,18 +4,24 @@
 //! panics, never recurses and never reads beyond the slice. Used to read the small usage object of an
 //! answer; what others send us is read by [`super::Inspector`].
 
+use crate::stops::{self, QuoteOrBackslash};
+
 /// The first byte at or after `at` that is not JSON whitespace.
-pub(crate) fn skip_space(text: &[u8], at: usize) -> usize {
-    let rest = text.get(at..).unwrap_or_default();
-    at + rest.iter().position(|b| !matches!(b, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
+#[inline(always)]
+pub(crate) fn skip_space(text: &[u8], mut at: usize) -> usize {
+    while let Some(b' ' | b'\n' | b'\r' | b'\t') = text.get(at) {
+        at += 1;
+    }
+    at
 }
 
 /// The index behind the closing quote of the string whose content begins at `content`.
+#[inline(always)]
 pub(crate) fn string_end(text: &[u8], content: usize) -> Option<usize> {
     let mut at = content;
     loop {
-        at += memchr::memchr2(b'"', b'\\', text.get(at..)?)?;
-        if text[at] == b'"' {
+        at = stops::next_far::<QuoteOrBackslash>(text, at);
+        if *text.get(at)? == b'"' {
             return Some(at + 1);
         }
         at += 2;
@@ -23,16 +29,32 @@ pub(crate) fn string_end(text: &[u8], content: usize) -> Option<usize> {
 }
 
 /// The index behind the value that begins at `at` (no leading space).
+#[inline(always)]
 pub(crate) fn value_end(text: &[u8], at: usize) -> Option<usize> {
-    match text.get(at)? {
-        b'"' => string_end(text, at + 1),
-        b'{' | b'[' => container_end(text, at),
-        _ => {
-            let rest = &text[at..];
-            let length = rest.iter().position(|b| matches!(b, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t'));
-            Some(at + length.unwrap_or(rest.len()))
-        }
+    if let b'"' | b'{' | b'[' = text.get(at)? {
+        return string_or_container_end(text, at);
     }
+    let mut end = at;
+    while text.get(end).is_some_and(|&byte| !ENDS_SCALAR[usize::from(byte)]) {
+        end += 1;
+    }
+    Some(end)
+}
+
+/// What ends a number or a word.
+const ENDS_SCALAR: [bool; 256] = {
+    let mut ends = [false; 256];
+    let bytes = b",}] \n\r\t";
+    let mut at = 0;
+    while at < bytes.len() {
+        ends[bytes[at] as usize] = true;
+        at += 1;
+    }
+    ends
+};
+
+fn string_or_container_end(text: &[u8], at: usize) -> Option<usize> {
+    if text.get(at)? == &b'"' { string_end(text, at + 1) } else { container_end(text, at) }
 }
 
 fn container_end(text: &[u8], open: usize) -> Option<usize> {

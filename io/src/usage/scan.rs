@@ -7,6 +7,7 @@
 use super::keys::{EventKind, Key, meaning};
 use super::report::Report;
 use super::{Shape, UsageSeen};
+use crate::stops::{self, QuoteOrBackslash};
 use compact_str::CompactString;
 
 /// A usage object larger than this is not read (they have about 300 bytes).
@@ -114,18 +115,21 @@ impl BodyScan {
         // Where the part of a usage object in this piece begins.
         let mut captured_from = 0;
         let mut at = 0;
+        if self.string.is_some() && !piece.is_empty() {
+            at = self.read_string(piece, 0);
+        }
         while let Some(&byte) = piece.get(at) {
-            if self.string.is_some() {
-                at = self.read_string(piece, at);
-                continue;
-            }
             at += 1;
             match byte {
-                b'"' => at = self.open_string(piece, at),
-                b':' => {
-                    self.expects_name = false;
-                    self.after_colon = true;
+                b'"' => {
+                    at = self.open_string(piece, at);
+                    // Right behind a name, nearly always: one round less.
+                    if piece.get(at) == Some(&b':') {
+                        at += 1;
+                        self.take_colon();
+                    }
                 }
+                b':' => self.take_colon(),
                 b',' => self.expects_name = self.is_object(),
                 b'{' | b'[' => {
                     if self.open_container(byte) {
@@ -142,6 +146,10 @@ impl BodyScan {
                 _ => {
                     if self.after_colon {
                         self.open_scalar(byte);
+                    }
+                    // The rest of it says nothing.
+                    while piece.get(at).is_some_and(|&byte| !STRUCTURE[usize::from(byte)]) {
+                        at += 1;
                     }
                 }
             }
@@ -217,27 +225,32 @@ impl BodyScan {
         self.member(self.depth)
     }
 
-    /// Begins a string whose content starts at `from`, and returns where to go on.
-    fn open_string(&mut self, piece: &[u8], from: usize) -> usize {
-        let role = self.role_of_string();
-        let rest = &piece[from..];
-        if let Some(length) = quote_or_backslash(rest)
-            && rest[length] == b'"'
-        {
-            // The usual case: all of it lies in this piece.
-            match role {
-                StringRole::Skip => {}
-                StringRole::Text => self.raw_text_bytes += length as u64,
-                StringRole::Name => self.finish_name(&rest[..length]),
-                StringRole::Value => self.finish_value(&rest[..length]),
-            }
-            return from + length + 1;
-        }
-        self.name_length = 0;
-        self.string = Some(role);
-        from
+    fn take_colon(&mut self) {
+        self.expects_name = false;
+        self.after_colon = true;
     }
 
+    /// Begins a string whose content starts at `from`, and returns where to go on: behind it, or at the end of the piece.
+    #[inline(always)]
+    fn open_string(&mut self, piece: &[u8], from: usize) -> usize {
+        let role = self.role_of_string();
+        let end = stops::next_far::<QuoteOrBackslash>(piece, from);
+        if piece.get(end) != Some(&b'"') {
+            self.name_length = 0;
+            self.string = Some(role);
+            return self.read_string(piece, from);
+        }
+        // The usual case: all of it lies in this piece.
+        match role {
+            StringRole::Skip => {}
+            StringRole::Text => self.raw_text_bytes += (end - from) as u64,
+            StringRole::Name => self.finish_name(&piece[from..end]),
+            StringRole::Value => self.finish_value(&piece[from..end]),
+        }
+        end + 1
+    }
+
+    #[inline(always)]
     fn role_of_string(&mut self) -> StringRole {
         if self.expects_name {
             if self.names_matter() { StringRole::Name } else { self.role_in_arguments() }
@@ -289,7 +302,7 @@ impl BodyScan {
         }
         loop {
             let rest = &piece[at..];
-            let length = quote_or_backslash(rest).unwrap_or(rest.len());
+            let length = stops::next_far::<QuoteOrBackslash>(rest, 0);
             let part = &rest[..length];
             match rest.get(length) {
                 None => {
@@ -470,31 +483,17 @@ impl BodyScan {
     }
 }
 
-/// The first quote or backslash. Most strings of a stream are a few bytes long, where calling the vector search
-/// costs more than looking at two words.
-fn quote_or_backslash(text: &[u8]) -> Option<usize> {
+/// What a text is made of beside strings, numbers, words and space.
+const STRUCTURE: [bool; 256] = {
+    let mut structure = [false; 256];
+    let bytes = b"\"{}[]:,";
     let mut at = 0;
-    while at < 16 {
-        let Some(word) = text.get(at..).and_then(|rest| rest.first_chunk::<8>()) else {
-            return text[at..].iter().position(|&b| b == b'"' || b == b'\\').map(|found| at + found);
-        };
-        let word = u64::from_le_bytes(*word);
-        let found = has_byte(word, b'"') | has_byte(word, b'\\');
-        if found != 0 {
-            return Some(at + found.trailing_zeros() as usize / 8);
-        }
-        at += 8;
+    while at < bytes.len() {
+        structure[bytes[at] as usize] = true;
+        at += 1;
     }
-    memchr::memchr2(b'"', b'\\', &text[at..]).map(|found| at + found)
-}
-
-/// Sets the top bit of each byte of `word` that equals `byte`; bits above the lowest such byte may be wrong, which
-/// does not matter to whoever looks for the first.
-fn has_byte(word: u64, byte: u8) -> u64 {
-    const LOW: u64 = 0x0101_0101_0101_0101;
-    let differs = word ^ (LOW * u64::from(byte));
-    differs.wrapping_sub(LOW) & !differs & (LOW << 7)
-}
+    structure
+};
 
 #[cfg(test)]
 mod tests;

@@ -177,21 +177,6 @@ fn a_long_line_takes_no_memory_and_a_long_name_is_no_trap() {
     }
 }
 
-#[test]
-fn the_first_quote_is_found_at_every_place() {
-    for length in 0..40 {
-        for at in 0..=length {
-            for found in [b'"', b'\\'] {
-                let mut text = vec![b'#'; length]; // one above the quote: the carry of the word trick must not matter
-                if at < length {
-                    text[at] = found;
-                }
-                assert_eq!(quote_or_backslash(&text), (at < length).then_some(at), "{length} {at}");
-            }
-        }
-    }
-}
-
 proptest! {
     #[test]
     fn every_split_says_the_same(cuts in proptest::collection::vec(1usize..40, 1..20), shape in 0usize..3) {
