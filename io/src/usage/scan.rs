@@ -358,7 +358,7 @@ impl BodyScan {
         let whole = name.get(..length).unwrap_or_default();
         match role {
             Some(StringRole::Name) => self.finish_name(whole),
-            Some(StringRole::Value) if length <= NAME_BYTES_MAX => self.finish_value(whole),
+            Some(StringRole::Value) if length <= NAME_BYTES_MAX => self.finish_value(whole), // `whole` is empty beyond
             _ => {}
         }
     }
@@ -371,8 +371,11 @@ impl BodyScan {
     }
 
     fn finish_value(&mut self, value: &[u8]) {
+        if value.len() > NAME_BYTES_MAX {
+            return; // as one that came in pieces, of which nothing is kept
+        }
         match self.current() {
-            Key::Model if value.len() <= NAME_BYTES_MAX => {
+            Key::Model => {
                 self.model = CompactString::from_utf8(value).unwrap_or_default();
             }
             Key::Tier => self.report.tier(value),

@@ -177,6 +177,19 @@ fn a_long_line_takes_no_memory_and_a_long_name_is_no_trap() {
     }
 }
 
+#[test]
+fn a_kind_too_long_to_be_known_changes_nothing_whole_or_in_pieces() {
+    for length in [0, 64, 65, 300] {
+        let text = format!(r#"{{"type":"message_stop"}} {{"type":"{}"}}"#, "m".repeat(length));
+        for size in [1, 30, text.len()] {
+            let mut scan = BodyScan::new(Shape::Anthropic);
+            text.as_bytes().chunks(size).for_each(|piece| scan.feed(piece));
+            let expected = if length > 64 { EventKind::End } else { EventKind::Other };
+            assert_eq!(scan.document().kind, expected, "{length} in {size}");
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn every_split_says_the_same(cuts in proptest::collection::vec(1usize..40, 1..20), shape in 0usize..3) {
