@@ -373,11 +373,13 @@ fn a_store_that_froze_suspends_the_exchange_after_thirty_seconds_and_fails_nothi
     in_touch(&b);
     let served = b.post(&key, CHAT, &chat("mock")).expect(200);
     assert_eq!(served.header("x-tt-coordination"), None);
-    let rows = [a.rows(), b.rows()].concat();
-    let total = rows.iter().filter(|row| row.0["node"] == DEV1).count() as u64 * OPENAI_REPLY_NANOUSD;
-    until("both to agree on all of it", SOON, || {
-        [&a, &b].iter().all(|replica| replica.me(&key).limit("team_usd").used_nanousd() == total)
-    });
+    // Counted again at each look: the last rows may still be on their way to the file.
+    let total = || {
+        let rows = [a.rows(), b.rows()].concat();
+        rows.iter().filter(|row| row.0["node"] == DEV1).count() as u64 * OPENAI_REPLY_NANOUSD
+    };
+    let used = |replica: &Gateway| replica.me(&key).limit("team_usd").used_nanousd();
+    until_equal("both to agree on all of it", SOON, || ([used(&a), used(&b)], [total(); 2]));
 }
 
 #[test]
