@@ -130,6 +130,9 @@ fn keep_what_runs(config: &mut Config, running: &Config) {
     new.cores = old.cores;
     new.driver = old.driver;
     new.pin = old.pin;
+    if new.tls.is_some() != old.tls.is_some() {
+        new.tls = old.tls.clone(); // or callers of the other kind would fail from one connection to the next
+    }
     config.data_dir = running.data_dir.clone();
     config.replica = running.replica.clone();
     config.ledger = running.ledger.clone();

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use common::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn a_reload_changes_amounts_and_keeps_what_was_counted() {
@@ -175,6 +175,45 @@ fn callers_can_speak_tls() {
         assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
     }
     gateway.wait_rows(2, SOON);
+}
+
+/// Turning TLS on or off waits for a restart, as the reload says: until then callers are served as they were.
+#[test]
+fn a_reload_that_turns_tls_on_or_off_changes_no_connection() {
+    let mock = Mock::start();
+    let folder = common::folder::Folder::new();
+    let cert = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    std::fs::write(&cert_file, cert.cert.pem()).unwrap();
+    std::fs::write(&key_file, cert.signing_key.serialize_pem()).unwrap();
+    let with_tls = || {
+        let tls = format!("{{ cert_file: {cert_file:?}, key_file: {key_file:?} }}");
+        Setup::with_mock(&mock).server("tls", &tls)
+    };
+    let reload = |gateway: &Gateway, to: &Setup| {
+        gateway.reconfigure(to);
+        let reloaded = gateway.admin_post("/tt/api/v1/config/reload", &json!({})).expect(200).json();
+        assert_eq!(reloaded["needs_restart"], json!(["server.tls"]));
+    };
+
+    let plain = Setup::with_mock(&mock).start();
+    let key = plain.mint(DEV1);
+    reload(&plain, &with_tls());
+    for _ in 0..6 {
+        plain.post(&key, CHAT, &chat("mock")).expect(200); // a connection each, so every core is asked
+    }
+    assert_eq!(plain.admin_get("/tt/api/v1/config").json()["config"]["server"]["tls"], Value::Null);
+
+    let gateway = with_tls().start();
+    let key = gateway.mint(DEV1);
+    reload(&gateway, &Setup::with_mock(&mock));
+    for _ in 0..6 {
+        let mut tls = tls_to(gateway.addr, &cert.cert);
+        tls.write_all(&Request::post(CHAT).key(&key.secret).json(&chat("mock")).bytes("localhost")).unwrap();
+        let mut begin = [0; 15];
+        tls.read_exact(&mut begin).unwrap();
+        assert_eq!(String::from_utf8_lossy(&begin), "HTTP/1.1 200 OK");
+    }
 }
 
 #[test]
