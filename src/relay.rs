@@ -138,6 +138,8 @@ pub async fn relay(
     }
     life.row.outcome = Some(match end {
         _ if !(200..300).contains(&status) => Outcome::UpstreamError,
+        // The stream ended as it should, but what the provider said in it was that it had failed.
+        End::Whole | End::WholeAtClose if life.row.stream && tap.error_seen() => Outcome::UpstreamError,
         End::Whole | End::WholeAtClose => Outcome::Completed,
         // The terminal event was relayed: who leaves then has everything.
         End::ClientGone if tap.is_terminated() => Outcome::Completed,

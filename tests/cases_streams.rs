@@ -174,7 +174,12 @@ fn c42_an_error_event_of_the_upstream_is_relayed_as_it_is() {
         let stream = gateway.stream(&key, path, &body).expect(200).finish();
         assert!(stream.complete, "{path}: the upstream ended its stream properly");
         assert_eq!(String::from_utf8_lossy(&stream.raw), String::from_utf8_lossy(&expected.raw), "{path}");
-        assert_eq!(gateway.row(&stream.head).decision(), "admitted");
+        let row = gateway.row(&stream.head);
+        assert_eq!(
+            (row.decision(), row.outcome()),
+            ("admitted", "upstream_error"),
+            "{path}: it did not come whole and good"
+        );
     }
     gateway.idle_check();
 }
