@@ -76,7 +76,7 @@ fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now
         "posture": limit.posture.as_str(),
         "enforcement": enforcement(limit, n_live, converges, suspended),
     });
-    value["basis"] = json!(basis(armed, converges, &told));
+    value["basis"] = json!(basis(armed, converges && shared.convergence_age_ms(now.mono).is_some(), &told));
     if let Some(period) = &limit.period {
         value["period"] = json!(period_text(period));
     }
@@ -113,10 +113,10 @@ fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now
 }
 
 /// Whose count the numbers are: where a limit is counted elsewhere, they say something else than what will be decided on.
-fn basis(armed: &Armed, converges: bool, told: &Option<Outcome>) -> &'static str {
+fn basis(armed: &Armed, has_heard_peers: bool, told: &Option<Outcome>) -> &'static str {
     match (&armed.counter, told) {
         (_, Some(Ok(_))) => "shared_store",
-        (Counter::Meter(_), _) if converges => "own_and_peers",
+        (Counter::Meter(_), _) if has_heard_peers => "own_and_peers",
         _ => "own_count",
     }
 }

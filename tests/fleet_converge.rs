@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use common::cluster::{fleet, health, in_touch, standing, wait_state};
 use common::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Own burn is published within a second and looked for twice a second.
 const WITHIN: Duration = Duration::from_secs(2);
@@ -304,6 +304,10 @@ fn a_store_that_was_never_there_fails_no_request_and_is_disclosed_everywhere() {
     );
     let me = b.me(&key);
     assert_eq!(me.limit("team_usd").0["enforcement"]["live"]["suspended"], "never_synced");
+    assert_eq!(
+        (&me.limit("team_usd").0["basis"], &me.limit("team_usd").0["exchange_age_ms"]),
+        (&json!("own_count"), &Value::Null)
+    );
     assert_eq!(me.limit("team_share").amount(), 600.0, "alone, it enforces the full amount");
     assert_eq!(me.limit("team_share").0["enforcement"]["live"]["suspended"], "membership_stale");
     b.post(&key, CHAT, &chat("mock")).expect(200);
@@ -316,7 +320,6 @@ fn a_store_that_was_never_there_fails_no_request_and_is_disclosed_everywhere() {
     assert!(enforcement["note"].as_str().unwrap().contains("N×limit until the coordination store"), "{enforcement}");
     assert_eq!(enforcement["bound"]["convergence_lag_rows"], 2, "two own rows that nobody has heard of");
     assert!(enforcement["bound"].get("convergence_age_ms").is_none(), "there was no exchange: {enforcement}");
-    assert_eq!(me.limit("team_usd").0["basis"], "own_and_peers");
     let health = health(&b);
     assert!(health["exchange"]["trouble"]["error"].as_str().is_some_and(|error| error.contains("refused")), "{health}");
     let suspended: Vec<_> = health["suspensions"].as_array().unwrap().iter().map(|s| s["limit_id"].clone()).collect();

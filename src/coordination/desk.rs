@@ -174,14 +174,17 @@ impl Desk {
     /// Takes the answers that have come and wakes whoever waits for them. Called when the core's doorbell rang.
     pub fn collect(&self) {
         let (mut asker, mut tickets) = (self.asker.borrow_mut(), self.tickets.borrow_mut());
-        let late = tickets.late();
+        let mut late = 0;
         while let Some(Answer { ticket, outcome }) = asker.next_answer() {
+            // That the store said nothing is told as well, and is no reply.
+            let (before, is_reply) = (tickets.late(), outcome.is_ok());
             // Waking only puts a task in line: nobody looks at the tickets before this is over.
             if let Some(waker) = tickets.answer(ticket, outcome) {
                 waker.wake();
             }
+            late += if is_reply { tickets.late() - before } else { 0 };
         }
-        self.coordination.late_replies(tickets.late() - late);
+        self.coordination.late_replies(late);
     }
 }
 
