@@ -133,11 +133,13 @@ fn burn_is_kept_and_told_by_the_server_as_by_the_model() {
             }
             _ if dice.roll(4) == 0 => {
                 let keys = [scope.to_string(), index.clone(), "p".to_owned()];
-                let args = [replica.to_owned(), scope.to_string(), "60000".to_owned()];
+                // Removed before or after what was published; before what is remembered from far ahead.
+                let at_us = [2, 1 << 51][dice.roll(2) as usize];
+                let args = [replica.to_owned(), scope.to_string(), "60000".to_owned(), at_us.to_string()];
                 let answer = eval(&server, Script::Purge, &keys, &args);
                 assert_eq!(
                     cells(&answer),
-                    timeless(model.purge(scope, calendar, period.start.0, replica)),
+                    timeless(model.purge(scope, calendar, period.start.0, replica, at_us)),
                     "step {step}"
                 );
             }

@@ -215,3 +215,56 @@ fn a_replica_that_said_goodbye_a_moment_ago_is_removed_as_drained() {
     let audit = a.admin_get("/tt/api/v1/audit").expect(200).json().to_string();
     assert!(audit.contains(r#""state":"drained""#), "{audit}");
 }
+
+/// A cell is "<burn> <rows> <rows new in it> …": at rest nothing is new, and nobody has a reason to write it.
+fn wait_burn_at_rest(cluster: &Cluster) {
+    let is_at_rest = |key: &String| {
+        let cells = cluster.redis.ask(&["HVALS", key]);
+        let is_still = |cell: &[u8]| String::from_utf8_lossy(cell).split(' ').nth(2) == Some("0");
+        cells.array().unwrap_or_default().iter().all(|cell| is_still(cell.bytes().unwrap_or_default()))
+    };
+    until("burn to be at rest", SOON, || {
+        cluster.redis.keys().iter().filter(|key| key.contains("cells")).all(is_at_rest)
+    });
+}
+
+#[test]
+fn a_live_replica_that_was_removed_by_force_tells_again_all_that_it_burned_without_traffic() {
+    let cluster = Cluster::start(|setup| {
+        let setup = setup.limit("team_usd", "budget_usd", "amount_usd: 5000, period: month");
+        setup.limit("team_requests", "quota_requests", "amount: 100, period: day")
+    });
+    let a = cluster.replica("tt-a");
+    let key = cluster.mint(&a, DEV1);
+    let (b, c) = (cluster.replica("tt-b"), cluster.replica("tt-c"));
+    cluster.wait_live(&[&a, &b, &c], 3, SOON);
+    for (replica, times) in [(&a, 1), (&b, 3), (&c, 2)] {
+        (0..times).for_each(|_| drop(replica.post(&key, CHAT, &chat("mock")).expect(200)));
+    }
+    let sums = |replica: &Gateway| {
+        let me = replica.me(&key);
+        (me.limit("team_requests").used(), me.limit("team_usd").used_nanousd())
+    };
+    let all = (6.0, 6 * OPENAI_REPLY_NANOUSD);
+    let agree = || [&a, &b, &c].map(sums) == [all; 3];
+    until("all to agree", SOON, agree);
+    for round in 1..=2 {
+        wait_burn_at_rest(&cluster);
+        let body = json!({"replica": "tt-b", "force": true});
+        let removed = a.admin_post("/tt/api/v1/fleet/decommission", &body).expect(200).json();
+        assert_eq!(
+            (&removed["state"], removed["dropped"].as_array().map(Vec::len)),
+            (&json!("live"), Some(2)),
+            "{removed}"
+        );
+        let said = || b.log_text().matches("this replica was decommissioned while it runs").count();
+        until("it to notice", SOON, || said() == round);
+        until("all to agree again", std::time::Duration::from_secs(5), agree);
+        wait_burn_at_rest(&cluster);
+        assert!(agree(), "{:?}", [&a, &b, &c].map(sums));
+        assert_eq!(said(), round, "once for each removal");
+        cluster.wait_live(&[&a, &b, &c], 3, SOON);
+    }
+    let fresh = cluster.setup("tt-d", "tt-d").start();
+    until("a newcomer to know all of it", SOON, || sums(&fresh) == all);
+}

@@ -589,18 +589,28 @@ impl Converge {
             if !scope.peers.is_empty() {
                 self.to_restore.push_back(*key);
             }
+        }
+        self.publish_again(now);
+        self.round.has_failed = true; // the next round reads the new store from its beginning
+        self.look_at_ns = now.0;
+    }
+
+    /// The store has nothing of ours any more: all of it is due at once, however long it had been at rest. A cell is written
+    /// whole, so nothing counts twice where some of it was there after all. `false` when there was nothing.
+    pub fn publish_again(&mut self, now: MonoNs) -> bool {
+        let at = MonoNs(now.0.saturating_sub(FLUSH_NS));
+        let mut is_any = false;
+        for (key, scope) in &mut self.scopes {
             let Some(own) = &mut scope.own else { continue };
             if let Some(sent) = &mut own.sent {
-                // Nothing of it is there any more; due at once, however long it had been at rest.
-                let at = MonoNs(now.0.saturating_sub(FLUSH_NS));
+                is_any |= sent.burn > 0 || sent.rows > 0;
                 *sent = Sent { burn: 0, rows: 0, flush_rows: 0, at };
             }
             if own.is_unsent() {
                 self.dirty.insert(*key);
             }
         }
-        self.round.has_failed = true; // the next round reads the new store from its beginning
-        self.look_at_ns = now.0;
+        is_any
     }
 
     /// Forgets what is long over in the part whose turn it is, and gives what is to be written anew there.

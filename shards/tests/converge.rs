@@ -316,7 +316,9 @@ fn what_was_purged_by_name_is_not_brought_back_by_who_did_not_hear_of_it() {
     let (mut store, mut a, mut b) = with_a_dead_peer();
     store.wipe();
     b.run(&mut store, 11_000, 12_500);
-    assert!(store.purge(SCOPE, Calendar::Month, month().start.0, "c").is_empty(), "before anybody brought it back");
+    let removed_us = store.now_us;
+    let purged = store.purge(SCOPE, Calendar::Month, month().start.0, "c", removed_us);
+    assert!(purged.is_empty(), "before anybody brought it back");
     for replica in [&mut a, &mut b] {
         replica.run(&mut store, 12_501, 20_000);
     }
@@ -333,6 +335,27 @@ fn what_was_purged_by_name_is_not_brought_back_by_who_did_not_hear_of_it() {
 }
 
 #[test]
+fn a_replica_that_was_removed_while_it_lives_says_again_all_that_it_burned() {
+    let mut store = Store::default();
+    let (mut a, mut b) = (Replica::new("l1", "a", at(0)), Replica::new("l2", "b", at(0)));
+    assert!(!a.converge.publish_again(at(0).mono), "there was nothing");
+    a.burn(300, 2);
+    a.run(&mut store, 0, 5_000); // at rest
+    b.run(&mut store, 5_001, 5_600);
+    let removed_us = store.now_us;
+    let purge = |store: &mut Store| store.purge(SCOPE, Calendar::Month, month().start.0, "a", removed_us);
+    assert_eq!(purge(&mut store).len(), 1);
+    b.run(&mut store, 5_601, 6_200);
+    assert_eq!(b.remote(), 0);
+    assert!(a.converge.publish_again(at(6_200).mono));
+    a.run(&mut store, 6_200, 7_200);
+    assert!(purge(&mut store).is_empty(), "a removal that takes long leaves what was published since");
+    b.run(&mut store, 7_201, 7_800);
+    assert_eq!(b.remote(), 300);
+    assert!(a.run(&mut store, 7_801, 17_800) <= 22, "at rest again");
+}
+
+#[test]
 fn a_departed_replica_counts_until_the_period_ends_or_its_cell_is_purged() {
     let mut store = Store::default();
     let (mut a, mut b) = (Replica::new("l1", "a", at(0)), Replica::new("l2", "b", at(0)));
@@ -343,7 +366,7 @@ fn a_departed_replica_counts_until_the_period_ends_or_its_cell_is_purged() {
     let shown = (0..PARTS).flat_map(|part| b.converge.peers(part, at(700_600).mono)).next().unwrap();
     assert!(shown.is_departed() && shown.cell.replica == "a");
     assert_eq!(b.remote(), 300);
-    assert_eq!(store.purge(SCOPE, Calendar::Month, month().start.0, "a").len(), 1);
+    assert_eq!(store.purge(SCOPE, Calendar::Month, month().start.0, "a", 701_000_000).len(), 1);
     b.run(&mut store, 701_000, 702_000);
     assert_eq!(b.remote(), 0);
 }

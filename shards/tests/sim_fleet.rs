@@ -366,7 +366,8 @@ impl Fleet {
         let places: BTreeSet<_> = self.store.cells.keys().copied().chain(running).collect();
         for (hash, start) in places {
             let scope = SCOPES.iter().position(|(known, _)| *known == hash).expect("a scope of ours");
-            for cell in self.store.purge(hash, SCOPES[scope].1, start, &name) {
+            let at_us = self.store.now_us;
+            for cell in self.store.purge(hash, SCOPES[scope].1, start, &name, at_us) {
                 let owner = self.ledgers.iter().position(|ledger| ledger.id == cell.ledger).expect("a ledger of ours");
                 let truth = self.ledgers[owner].truth.entry((scope, start)).or_default();
                 *truth = truth.saturating_sub(cell.burn);

@@ -28,8 +28,8 @@ const ALONE: &str = "a fleet of one: no shared-state tier is configured, so this
 const FROZEN: &str = "the shared store does not answer: states and ages are those of as_of, aged by this replica's own \
                       clock; shares are not split until it answers";
 /// What is said of a replica that was removed although it beats.
-const RETURNS: &str = "it was live when it was removed: unless it is stopped, its next heartbeat brings it back, and its burn \
-                       with the next publication";
+const RETURNS: &str = "it was live when it was removed: unless it is stopped, its next heartbeat brings it back, and \
+                       everything it burned with it";
 /// A purge looks through every scope, 32 a round trip: 100,000 of them in a few seconds.
 const DECOMMISSION_WITHIN: Duration = Duration::from_secs(60);
 

@@ -8,7 +8,7 @@ mod kept;
 mod trouble;
 mod words;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ pub async fn run(endpoint: Endpoint, shared: Arc<Shared>, coordination: Arc<Coor
         unsent_rows: 0,
         card,
         is_leaving: false,
-        gone: HashSet::new(),
+        gone: HashMap::new(),
         trouble: Said::default(),
         generations_lost: 0,
     };
@@ -96,8 +96,8 @@ struct Background {
     unsent_rows: u64,
     card: Card,
     is_leaving: bool,
-    /// Removals that were acted upon.
-    gone: HashSet<String>,
+    /// Removals that were acted upon, and when each was.
+    gone: HashMap<String, u64>,
     trouble: Said,
     generations_lost: u64,
 }
@@ -259,13 +259,22 @@ impl Background {
         }
     }
 
-    /// Somebody was decommissioned, here or elsewhere: what a lost store made us remember of it goes too.
+    /// Somebody was decommissioned, here or elsewhere: what a lost store made us remember of it goes too. If it was this
+    /// replica, which runs, its burn is not in the store any more.
     fn forget_gone(&mut self, now: MonoNs) {
-        let fresh: Vec<String> =
-            self.roster.gone().into_iter().map(|(id, _)| id).filter(|id| !self.gone.contains(id)).collect();
-        for id in fresh {
-            self.converge.forget_replica(&id, now);
-            self.gone.insert(id);
+        for (id, at_us) in self.roster.gone() {
+            if self.gone.get(&id).is_some_and(|known_us| *known_us >= at_us) {
+                continue; // it may have been removed, come back, and gone again
+            }
+            if id != self.shared.replica.name {
+                self.converge.forget_replica(&id, now);
+            } else if self.converge.publish_again(now) {
+                tracing::warn!(
+                    "this replica was decommissioned while it runs: it is on the roster again, and everything it burned \
+                     in running periods is published again"
+                );
+            }
+            self.gone.insert(id, at_us);
         }
         if self.coordination.fleet.convergence.heard(self.converge.take_terms()) {
             self.pager.page();
@@ -348,14 +357,14 @@ impl Background {
         };
         let mut dropped = Dropped { state, cells: Vec::new() };
         for batch in places.chunks(BATCH) {
-            let purge = |(scope, calendar, period): &(_, _, _)| words::purge(replica, *scope, *calendar, *period);
+            let purge =
+                |(scope, calendar, period): &(_, _, _)| words::purge(replica, at_us, *scope, *calendar, *period);
             let calls: Vec<Call> = batch.iter().map(purge).collect();
             let answers = self.line.run(&calls, WITHIN).await.map_err(unreachable)?;
             for ((scope, calendar, period), answer) in batch.iter().zip(&answers) {
                 dropped.cells.extend(words::purged(answer).into_iter().map(|cell| (*scope, *calendar, *period, cell)));
             }
         }
-        self.gone.remove(replica); // it may have been removed, come back, and gone again
         self.beat().await; // the roster without it, at once
         Ok(dropped)
     }

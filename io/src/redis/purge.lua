@@ -1,11 +1,14 @@
--- Removes the cells that one replica published last in one scope, and notes its name, so that nobody who still remembers
--- them brings them back.
+-- Removes the cells that one replica published last in one scope, up to its removal, and notes its name, so that nobody who
+-- still remembers them brings them back. What it has published since, because it lives, stays.
 -- KEYS  1 cells of the scope in the period   2 the period's index   3 names that were purged
--- ARGV  1 replica   2 scope   3 a purge is remembered so long, ms
+-- ARGV  1 replica   2 scope   3 a purge is remembered so long, ms   4 when it was removed, µs
 -- Gives {ledger, cell, …} of what was removed.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-if redis.call('HSET', KEYS[3], ARGV[1], string.format('%.0f', now)) == 1 then
+local removed_at = tonumber(ARGV[4])
+local noted = redis.call('HGET', KEYS[3], ARGV[1])
+if (tonumber(noted or '-1') or -1) < removed_at then redis.call('HSET', KEYS[3], ARGV[1], ARGV[4]) end
+if not noted then
   local names = redis.call('HGETALL', KEYS[3])
   for at = 1, #names, 2 do
     if now - (tonumber(names[at + 1]) or 0) > tonumber(ARGV[3]) * 1000 then redis.call('HDEL', KEYS[3], names[at]) end
@@ -15,7 +18,8 @@ redis.call('PEXPIRE', KEYS[3], ARGV[3])
 local cells = redis.call('HGETALL', KEYS[1])
 local removed = {}
 for at = 1, #cells, 2 do
-  if string.match(cells[at + 1], ' ([^ ]+)$') == ARGV[1] then
+  local beat, replica = string.match(cells[at + 1], '(%d+) ([^ ]+)$')
+  if replica == ARGV[1] and tonumber(beat) <= removed_at then
     redis.call('HDEL', KEYS[1], cells[at])
     removed[#removed + 1] = cells[at]
     removed[#removed + 1] = cells[at + 1]

@@ -112,11 +112,21 @@ impl Store {
         })
     }
 
-    pub fn purge(&mut self, scope: ScopeHash, calendar: Calendar, start: i64, replica: &str) -> Vec<CellSeen> {
-        self.purged.insert(replica.to_owned(), self.now_us);
+    /// `at_us`: when it was removed; what it has published since stays.
+    pub fn purge(
+        &mut self,
+        scope: ScopeHash,
+        calendar: Calendar,
+        start: i64,
+        replica: &str,
+        at_us: u64,
+    ) -> Vec<CellSeen> {
+        let noted = self.purged.entry(replica.to_owned()).or_default();
+        *noted = at_us.max(*noted);
         let Some(cells) = self.cells.get_mut(&(scope, start)) else { return Vec::new() };
-        let removed: Vec<_> = cells.values().filter(|cell| cell.replica == replica).cloned().collect();
-        cells.retain(|_, cell| cell.replica != replica);
+        let removed: Vec<_> =
+            cells.values().filter(|cell| cell.replica == replica && cell.beat_us <= at_us).cloned().collect();
+        cells.retain(|_, cell| !removed.contains(cell));
         if let Some(index) = self.indexes.get_mut(&(calendar, start)).filter(|_| !removed.is_empty()) {
             index.note(scope, self.now_us);
         }

@@ -106,12 +106,12 @@ pub enum Removal {
     Gone { at_us: u64, beat: Option<Beat> },
 }
 
-/// Takes the cells that a replica published last out of a scope.
-pub fn purge(replica: &str, scope: ScopeHash, calendar: Calendar, period: PeriodSpan) -> Call {
+/// Takes the cells that a replica published last, up to its removal, out of a scope.
+pub fn purge(replica: &str, at_us: u64, scope: ScopeHash, calendar: Calendar, period: PeriodSpan) -> Call {
     Call {
         script: Script::Purge,
         keys: vec![cells_key(scope, period.start), index_key(calendar, period.start), PURGED.into()],
-        args: vec![replica.into(), scope.hex().to_vec(), text(GONE_KEPT_US / 1_000)],
+        args: vec![replica.into(), scope.hex().to_vec(), text(GONE_KEPT_US / 1_000), text(at_us)],
     }
 }
 
