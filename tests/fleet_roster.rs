@@ -268,3 +268,48 @@ fn a_live_replica_that_was_removed_by_force_tells_again_all_that_it_burned_witho
     let fresh = cluster.setup("tt-d", "tt-d").start();
     until("a newcomer to know all of it", SOON, || sums(&fresh) == all);
 }
+
+/// What the dead one burned is brought back to the store some seconds after it lost it; a removal waits for that.
+#[test]
+fn a_dead_replica_removed_just_after_the_store_lost_everything_has_its_burn_dropped_and_listed() {
+    let cluster = Cluster::start(|setup| {
+        let setup = setup.limit("team_usd", "budget_usd", "amount_usd: 5000, period: month");
+        setup.limit("team_requests", "quota_requests", "amount: 100, period: day")
+    });
+    let a = cluster.replica("tt-a");
+    let key = cluster.mint(&a, DEV1);
+    let (b, c) = (cluster.replica("tt-b"), cluster.replica("tt-c"));
+    for (replica, times) in [(&a, 1), (&b, 3), (&c, 2)] {
+        (0..times).for_each(|_| drop(replica.post(&key, CHAT, &chat("mock")).expect(200)));
+    }
+    let used = |replica: &Gateway| replica.me(&key).limit("team_requests").used();
+    until("all to agree", SOON, || [&a, &b, &c].map(used) == [6.0; 3]);
+    for (dead, burn, left) in [(&b, 3, 3.0), (&c, 2, 1.0)] {
+        let name = if burn == 3 { "tt-b" } else { "tt-c" };
+        wait_burn_at_rest(&cluster);
+        dead.process.kill();
+        wait_state(&a, name, "unreachable");
+        cluster.redis.tell(&["FLUSHALL"]);
+        let removed = if burn == 3 {
+            a.admin_post("/tt/api/v1/fleet/decommission", &json!({"replica": name})).expect(200).json()
+        } else {
+            let mut command = Command::new(binary());
+            let url = format!("http://{}", a.admin);
+            command.args(["fleet", "decommission", name, "--json", "--admin", &url]).env_remove("TT_ADMIN_TOKEN");
+            let (status, stdout, stderr) = run(&mut command, SOON);
+            assert_eq!(status.code(), Some(0), "{stderr}");
+            serde_json::from_str(&stdout).expect("an answer")
+        };
+        let dropped = removed["dropped"].as_array().unwrap();
+        let requests = dropped.iter().find(|line| line["limit_id"] == "team_requests");
+        assert_eq!(requests.map(|line| &line["burn"]), Some(&json!(burn)), "{removed}");
+        assert_eq!(dropped.len(), 2, "{removed}");
+        let living: &[&Gateway] = if burn == 3 { &[&a, &c] } else { &[&a] };
+        until("it to count no longer", SOON, || living.iter().all(|replica| used(replica) == left));
+    }
+    // Nobody brings it back afterwards.
+    let fresh = cluster.setup("tt-d", "tt-d").start();
+    in_touch(&fresh);
+    until("a newcomer to know what is left", SOON, || used(&fresh) == 1.0);
+    assert_eq!(used(&a), 1.0);
+}

@@ -42,6 +42,9 @@ pub const PARTS: usize = 120;
 const SCOPES_MAX: usize = 1_000_000;
 /// Who lives publishes its own within a second; then what others remember of those that do not is brought back.
 const RESTORE_AFTER_NS: u64 = 2 * FLUSH_NS;
+/// A store that began from nothing is told again by then, by everybody: they find it out with their next look, wait, and
+/// have a second for it. Until then it does not know what the dead burned.
+const REFILLED_AFTER_NS: u64 = RESTORE_AFTER_NS + 2 * LOOK_NS + FLUSH_NS;
 /// Scopes looked at for that in one round: 2,000 a second, a fifth of what the server gets at most.
 const RESTORED_A_ROUND: usize = 1_000;
 /// A period's cells are forgotten here this long after its end: what was folded late is published by then.
@@ -117,6 +120,8 @@ pub struct Converge {
     to_read: HashMap<Key, Wanted, FixedState>,
     watch: [Watch; CALENDARS.len()],
     generation: Option<u64>,
+    /// When it was first met here.
+    generation_met: MonoNs,
     /// Looks and reads of this round.
     queue: VecDeque<Job>,
     /// Publications of this round, and when each is due, soonest first: spread as they were spread a second ago.
@@ -179,6 +184,7 @@ impl Converge {
             to_read: HashMap::default(),
             watch: [Watch { start: WallMs(i64::MIN), since: 0 }; CALENDARS.len()],
             generation: None,
+            generation_met: now,
             queue: VecDeque::new(),
             due: VecDeque::new(),
             in_flight: 0,
@@ -313,6 +319,15 @@ impl Converge {
     /// How often the store turned out to have begun from nothing since it was first met.
     pub fn generations_lost(&self) -> u64 {
         self.generations_lost
+    }
+
+    /// Whether the store may not have been told everything again since it began from nothing. `generation` is what it has now,
+    /// `store_us` its clock. A generation is the instant it began; one that was met here long enough ago is old whatever a
+    /// store's clock does.
+    pub fn is_refilling(&self, generation: u64, store_us: u64, now: MonoNs) -> bool {
+        let is_young = store_us.saturating_sub(generation) < REFILLED_AFTER_NS / 1_000
+            && now.since(self.generation_met) < REFILLED_AFTER_NS;
+        self.generation != Some(generation) || is_young || !self.to_restore.is_empty()
     }
 
     /// A replica was decommissioned: what was kept of it in spite of the store goes too.
@@ -561,6 +576,9 @@ impl Converge {
 
     /// Whether this is the store we know. If not, it began from nothing in between.
     fn is_of(&mut self, generation: u64, now: MonoNs) -> bool {
+        if self.generation != Some(generation) {
+            self.generation_met = now;
+        }
         match self.generation.replace(generation) {
             Some(known) if known != generation => {
                 self.store_was_lost(now);

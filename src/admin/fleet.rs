@@ -32,6 +32,9 @@ const RETURNS: &str = "it was live when it was removed: unless it is stopped, it
                        everything it burned with it";
 /// A purge looks through every scope, 32 a round trip: 100,000 of them in a few seconds.
 const DECOMMISSION_WITHIN: Duration = Duration::from_secs(60);
+/// A store that lost everything is told again within four seconds where there is little to tell; who asks waits so long.
+const REFILLED_WITHIN: Duration = Duration::from_secs(8);
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Serialize)]
 struct Roster {
@@ -165,27 +168,24 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
         let remedy = "stop it, then ask another replica to remove it";
         return Err(Fault::new(StatusCode::CONFLICT, "replica_is_live", message, remedy));
     }
-    let (answer, answered) = oneshot::channel();
-    let command = Command::Decommission { replica: ask.replica.clone(), force: ask.force, answer };
-    let silent = || {
-        let message = "the coordinator does not answer";
-        Fault::new(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", message, "try again in a moment")
+    let began = tokio::time::Instant::now();
+    let outcome = loop {
+        let outcome = remove(&coordination, &ask).await?;
+        if !matches!(outcome, Err(NotRemoved::Refilling)) || began.elapsed() >= REFILLED_WITHIN {
+            break outcome;
+        }
+        tokio::time::sleep(ASKED_AGAIN_AFTER).await;
     };
-    if !coordination.fleet.ask(command) {
-        return Err(silent());
-    }
-    let outcome = tokio::time::timeout(DECOMMISSION_WITHIN, answered).await.map_err(|_| silent())?;
-    let outcome = outcome.map_err(|_| silent())?;
     let dropped = outcome.as_ref().map(|dropped| shown(&admin, dropped)).unwrap_or_default();
     let word = match &outcome {
         Ok(_) => "done",
         Err(NotRemoved::Live | NotRemoved::Unknown) => "refused",
-        Err(NotRemoved::Unreachable(_)) => "failed",
+        Err(NotRemoved::Refilling | NotRemoved::Unreachable(_)) => "failed",
     };
     let state = match &outcome {
         Ok(dropped) => dropped.state,
         Err(NotRemoved::Live) => Some(Standing::Live),
-        Err(NotRemoved::Unknown | NotRemoved::Unreachable(_)) => None,
+        Err(NotRemoved::Unknown | NotRemoved::Refilling | NotRemoved::Unreachable(_)) => None,
     };
     let note = (state == Some(Standing::Live)).then_some(RETURNS);
     let state = state.map(Standing::as_str);
@@ -215,6 +215,12 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
             format!("there is no replica {:?} on the roster, and no burn is published under that name", ask.replica),
             "see /tt/api/v1/fleet for the names",
         )),
+        Err(NotRemoved::Refilling) => Err(Fault::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "store_refilling",
+            "Redis lost its data a moment ago and is being told again: what the replica burned is not all known there yet",
+            "nothing was changed; try again in a few seconds",
+        )),
         Err(NotRemoved::Unreachable(why)) => Err(Fault::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_unreachable",
@@ -222,6 +228,21 @@ pub async fn decommission(State(admin): State<Arc<Admin>>, Extension(by): By, bo
             "try again when it answers; a removal that was cut short is finished by the next one",
         )),
     }
+}
+
+/// Asks the coordinator to remove it.
+async fn remove(coordination: &Coordination, ask: &Decommission) -> Result<Result<Dropped, NotRemoved>, Fault> {
+    let silent = || {
+        let message = "the coordinator does not answer";
+        Fault::new(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", message, "try again in a moment")
+    };
+    let (answer, answered) = oneshot::channel();
+    let command = Command::Decommission { replica: ask.replica.clone(), force: ask.force, answer };
+    if !coordination.fleet.ask(command) {
+        return Err(silent());
+    }
+    let outcome = tokio::time::timeout(DECOMMISSION_WITHIN, answered).await.map_err(|_| silent())?;
+    outcome.map_err(|_| silent())
 }
 
 /// Burn that no longer counts: one line per limit and node; scopes no counter here stands for are summed up by number.

@@ -46,6 +46,8 @@ pub enum NotRemoved {
     Live,
     /// Nobody by that name is on the roster, and no burn is published under it.
     Unknown,
+    /// The store lost everything a moment ago, and does not know again yet what there is to drop: nothing was changed.
+    Refilling,
     /// The store did not answer, or not in words we know.
     Unreachable(String),
 }

@@ -339,6 +339,11 @@ impl Background {
             return Err(NotRemoved::Unknown);
         }
         let unreachable = |trouble: Trouble| NotRemoved::Unreachable(trouble.to_string());
+        // A purge takes what the store has: in one that is being told again, it would drop the rest without a word.
+        let generation = self.generation().await?;
+        if generation.is_some_and(|(store_us, since)| self.converge.is_refilling(since, store_us, now().mono)) {
+            return Err(NotRemoved::Refilling);
+        }
         let call = words::decommission(replica, self.window_ns, force);
         let answers = self.line.run(&[call], WITHIN).await.map_err(unreachable)?;
         let (at_us, beat) = match answers.first().and_then(words::removal) {
@@ -365,8 +370,23 @@ impl Background {
                 dropped.cells.extend(words::purged(answer).into_iter().map(|cell| (*scope, *calendar, *period, cell)));
             }
         }
+        if self.generation().await?.map(|(_, since)| since) != generation.map(|(_, since)| since) {
+            return Err(NotRemoved::Unreachable("it lost its data meanwhile".to_owned()));
+        }
         self.beat().await; // the roster without it, at once
         Ok(dropped)
+    }
+
+    /// The store's clock, and since when it has what it has; `None` where no burn is exchanged.
+    async fn generation(&mut self) -> Result<Option<(u64, u64)>, NotRemoved> {
+        if !self.is_attached() {
+            return Ok(None);
+        }
+        let answers = self.line.run(&[words::generation()], WITHIN).await;
+        let answers = answers.map_err(|trouble: Trouble| NotRemoved::Unreachable(trouble.to_string()))?;
+        let begun = answers.first().and_then(words::begun);
+        let said = || answers.first().and_then(Answer::error).unwrap_or_else(|| "a malformed reply".to_owned());
+        begun.map(Some).ok_or_else(|| NotRemoved::Unreachable(said()))
     }
 
     /// A store that evicts keys when it is full forgets counters and burn without a word: said on the health page.

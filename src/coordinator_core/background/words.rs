@@ -89,6 +89,12 @@ pub fn beat(replica: &str, is_leaving: bool, nonce: &str, card: &Card) -> Call {
     }
 }
 
+/// Since when the store has what it has, and its clock. One that has just lost everything begins with this.
+pub fn generation() -> Call {
+    let args = vec![text(PAGE as u64), text(KEEP_GENERATION_MS)];
+    Call { script: Script::Changes, keys: vec![GENERATION.into()], args }
+}
+
 /// Takes a replica off the fleet.
 pub fn decommission(replica: &str, window_ns: u64, force: bool) -> Call {
     Call {
@@ -196,6 +202,12 @@ pub fn snapshot(answer: &Answer) -> Option<Snapshot> {
     })
 }
 
+/// What the question for the generation is answered: the store's clock, and the generation.
+pub fn begun(answer: &Answer) -> Option<(u64, u64)> {
+    let items = answer.array()?;
+    Some((number(items.first()?)?, number(items.get(1)?)?))
+}
+
 /// What a removal's answer says.
 pub fn removal(answer: &Answer) -> Option<Removal> {
     let items = answer.array()?;
@@ -254,7 +266,7 @@ mod tests {
         fn no_answer_of_a_store_does_harm(answer in any_answer(), parts in proptest::collection::vec(any_answer(), 7)) {
             let now = Now { mono: MonoNs(1), wall: WallMs(1) };
             for answer in [answer, Answer::Array(parts)] {
-                let _ = (removal(&answer), purged(&answer));
+                let _ = (removal(&answer), purged(&answer), begun(&answer));
                 let mut roster = Roster::new("a", "n", "l", 1);
                 if let Some(snapshot) = snapshot(&answer) {
                     roster.heard(snapshot, now.mono);
