@@ -313,3 +313,32 @@ fn a_dead_replica_removed_just_after_the_store_lost_everything_has_its_burn_drop
     until("a newcomer to know what is left", SOON, || used(&fresh) == 1.0);
     assert_eq!(used(&a), 1.0);
 }
+
+#[test]
+fn a_removal_is_refused_and_changes_nothing_while_the_store_loses_everything_again_and_again() {
+    let cluster = Cluster::start(|setup| setup.limit("team_requests", "quota_requests", "amount: 100, period: day"));
+    let a = cluster.replica("tt-a");
+    let key = cluster.mint(&a, DEV1);
+    let b = cluster.replica("tt-b");
+    (0..2).for_each(|_| drop(b.post(&key, CHAT, &chat("mock")).expect(200)));
+    let used = || a.me(&key).limit("team_requests").used();
+    until("the peer to know", SOON, || used() == 2.0);
+    b.process.kill();
+    wait_state(&a, "tt-b", "unreachable");
+    let ask = || a.admin_post("/tt/api/v1/fleet/decommission", &json!({"replica": "tt-b"}));
+    let refused = std::thread::scope(|scope| {
+        let asked = scope.spawn(ask);
+        while !asked.is_finished() {
+            cluster.redis.tell(&["FLUSHALL"]);
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+        asked.join().expect("an answer")
+    });
+    let error = refused.expect(503).json()["error"].clone();
+    assert_eq!(error["type"], "store_refilling", "{error}");
+    assert!(error["message"].as_str().is_some_and(|message| message.starts_with("Redis lost its data a moment ago")));
+    assert_eq!((used(), standing(&a, "tt-b")["state"].as_str()), (2.0, Some("unreachable")));
+    let removed = ask().expect(200).json();
+    assert_eq!(removed["dropped"][0]["burn"], 2, "{removed}");
+    until("it to count no longer", SOON, || used() == 0.0);
+}

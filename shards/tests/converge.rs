@@ -356,6 +356,25 @@ fn a_replica_that_was_removed_while_it_lives_says_again_all_that_it_burned() {
 }
 
 #[test]
+fn a_store_that_began_from_nothing_is_told_again_once_it_is_old_enough_and_nothing_waits() {
+    let (mut store, mut a, _) = with_a_dead_peer();
+    let old = store.generation();
+    assert!(!a.converge.is_refilling(old, store.now_us, at(10_600).mono));
+    assert!(!a.converge.is_refilling(old, old, at(10_600).mono), "its clock stepped back: it is known long enough");
+    store.wipe();
+    let noticed =
+        |a: &Replica, store: &Store, ms| a.converge.is_refilling(store.generation(), store.now_us, at(ms).mono);
+    assert!(noticed(&a, &store, 10_700), "before it is noticed here");
+    for ms in (11_000..14_000).step_by(500) {
+        a.run(&mut store, ms, ms + 499);
+        assert!(noticed(&a, &store, ms + 499), "{ms}");
+    }
+    a.run(&mut store, 14_000, 15_500);
+    assert!(!noticed(&a, &store, 15_500));
+    assert!(store.cells.values().next().unwrap().contains_key("l3"));
+}
+
+#[test]
 fn a_departed_replica_counts_until_the_period_ends_or_its_cell_is_purged() {
     let mut store = Store::default();
     let (mut a, mut b) = (Replica::new("l1", "a", at(0)), Replica::new("l2", "b", at(0)));

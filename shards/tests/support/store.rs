@@ -51,6 +51,11 @@ impl Store {
         *self = Store::at(self.now_us);
     }
 
+    /// What a look would say; 0: none yet.
+    pub fn generation(&self) -> u64 {
+        self.generation.unwrap_or(0)
+    }
+
     pub fn run(&mut self, ledger: &str, replica: &str, job: &Job) -> Reply {
         match job {
             Job::Changed { indexes } => {
