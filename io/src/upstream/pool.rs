@@ -23,7 +23,7 @@ impl Pool {
     /// A connection that was open a moment ago, or `None`. Never waits for the network.
     pub fn take(&mut self) -> Option<Socket> {
         while let Some((socket, since_ns)) = self.idle.pop() {
-            let idle_ns = clock::tick_ns().saturating_sub(since_ns);
+            let idle_ns = clock::mono_ns().saturating_sub(since_ns);
             if idle_ns > self.idle_ns_max {
                 self.idle.clear(); // everything below is older still
                 return None;
@@ -42,12 +42,12 @@ impl Pool {
         if self.idle.len() >= self.idle_max || !socket.is_flushed() {
             return;
         }
-        self.idle.push((socket, clock::tick_ns()));
+        self.idle.push((socket, clock::mono_ns()));
     }
 
     /// Closes what has been idle too long. Called by the core's housekeeping.
     pub fn sweep(&mut self) {
-        let now_ns = clock::tick_ns();
+        let now_ns = clock::mono_ns();
         self.idle.retain(|(_, since_ns)| now_ns.saturating_sub(*since_ns) <= self.idle_ns_max);
     }
 
