@@ -228,8 +228,8 @@ fn wait_burn_at_rest(cluster: &Cluster) {
     });
 }
 
-#[test]
-fn a_live_replica_that_was_removed_by_force_tells_again_all_that_it_burned_without_traffic() {
+/// Three replicas under a budget and a quota, and a key that called them once, three times and twice.
+fn three_that_burned() -> (Cluster, Key, [Gateway; 3]) {
     let cluster = Cluster::start(|setup| {
         let setup = setup.limit("team_usd", "budget_usd", "amount_usd: 5000, period: month");
         setup.limit("team_requests", "quota_requests", "amount: 100, period: day")
@@ -241,6 +241,12 @@ fn a_live_replica_that_was_removed_by_force_tells_again_all_that_it_burned_witho
     for (replica, times) in [(&a, 1), (&b, 3), (&c, 2)] {
         (0..times).for_each(|_| drop(replica.post(&key, CHAT, &chat("mock")).expect(200)));
     }
+    (cluster, key, [a, b, c])
+}
+
+#[test]
+fn a_live_replica_that_was_removed_by_force_tells_again_all_that_it_burned_without_traffic() {
+    let (cluster, key, [a, b, c]) = three_that_burned();
     let sums = |replica: &Gateway| {
         let me = replica.me(&key);
         (me.limit("team_requests").used(), me.limit("team_usd").used_nanousd())
@@ -272,16 +278,7 @@ fn a_live_replica_that_was_removed_by_force_tells_again_all_that_it_burned_witho
 /// What the dead one burned is brought back to the store some seconds after it lost it; a removal waits for that.
 #[test]
 fn a_dead_replica_removed_just_after_the_store_lost_everything_has_its_burn_dropped_and_listed() {
-    let cluster = Cluster::start(|setup| {
-        let setup = setup.limit("team_usd", "budget_usd", "amount_usd: 5000, period: month");
-        setup.limit("team_requests", "quota_requests", "amount: 100, period: day")
-    });
-    let a = cluster.replica("tt-a");
-    let key = cluster.mint(&a, DEV1);
-    let (b, c) = (cluster.replica("tt-b"), cluster.replica("tt-c"));
-    for (replica, times) in [(&a, 1), (&b, 3), (&c, 2)] {
-        (0..times).for_each(|_| drop(replica.post(&key, CHAT, &chat("mock")).expect(200)));
-    }
+    let (cluster, key, [a, b, c]) = three_that_burned();
     let used = |replica: &Gateway| replica.me(&key).limit("team_requests").used();
     until("all to agree", SOON, || [&a, &b, &c].map(used) == [6.0; 3]);
     for (dead, burn, left) in [(&b, 3, 3.0), (&c, 2, 1.0)] {

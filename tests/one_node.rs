@@ -149,19 +149,24 @@ fn tls_to(addr: std::net::SocketAddr, trusted: &rcgen::Certificate) -> Tls {
     rustls::StreamOwned::new(session, std::net::TcpStream::connect(addr).unwrap())
 }
 
+/// A certificate for `localhost` in the folder, and `server.tls` that names it.
+fn certificate(folder: &common::folder::Folder) -> (rcgen::Certificate, String) {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    std::fs::write(&cert_file, made.cert.pem()).unwrap();
+    std::fs::write(&key_file, made.signing_key.serialize_pem()).unwrap();
+    (made.cert, format!("{{ cert_file: {cert_file:?}, key_file: {key_file:?} }}"))
+}
+
 #[test]
 fn callers_can_speak_tls() {
     let mock = Mock::start();
     let folder = common::folder::Folder::new();
-    let cert = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
-    std::fs::write(&cert_file, cert.cert.pem()).unwrap();
-    std::fs::write(&key_file, cert.signing_key.serialize_pem()).unwrap();
-    let tls = format!("{{ cert_file: {:?}, key_file: {:?} }}", cert_file, key_file);
+    let (cert, tls) = certificate(&folder);
     let gateway = Setup::with_mock(&mock).server("tls", &tls).start();
     let key = gateway.mint(DEV1);
 
-    let mut tls = tls_to(gateway.addr, &cert.cert);
+    let mut tls = tls_to(gateway.addr, &cert);
     for body in [chat("mock"), chat_stream("mock+slow20")] {
         let request = Request::post(CHAT).key(&key.secret).json(&body).bytes("localhost");
         tls.write_all(&request).unwrap();
@@ -182,14 +187,8 @@ fn callers_can_speak_tls() {
 fn a_reload_that_turns_tls_on_or_off_changes_no_connection() {
     let mock = Mock::start();
     let folder = common::folder::Folder::new();
-    let cert = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
-    std::fs::write(&cert_file, cert.cert.pem()).unwrap();
-    std::fs::write(&key_file, cert.signing_key.serialize_pem()).unwrap();
-    let with_tls = || {
-        let tls = format!("{{ cert_file: {cert_file:?}, key_file: {key_file:?} }}");
-        Setup::with_mock(&mock).server("tls", &tls)
-    };
+    let (cert, tls) = certificate(&folder);
+    let with_tls = || Setup::with_mock(&mock).server("tls", &tls);
     let reload = |gateway: &Gateway, to: &Setup| {
         gateway.reconfigure(to);
         let reloaded = gateway.admin_post("/tt/api/v1/config/reload", &json!({})).expect(200).json();
@@ -208,7 +207,7 @@ fn a_reload_that_turns_tls_on_or_off_changes_no_connection() {
     let key = gateway.mint(DEV1);
     reload(&gateway, &Setup::with_mock(&mock));
     for _ in 0..6 {
-        let mut tls = tls_to(gateway.addr, &cert.cert);
+        let mut tls = tls_to(gateway.addr, &cert);
         tls.write_all(&Request::post(CHAT).key(&key.secret).json(&chat("mock")).bytes("localhost")).unwrap();
         let mut begin = [0; 15];
         tls.read_exact(&mut begin).unwrap();
