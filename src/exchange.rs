@@ -324,7 +324,7 @@ async fn await_head(
 ) -> Result<Answer, Unanswered> {
     let limits = HeadLimits { head_bytes_max: ANSWER_HEAD_BYTES_MAX };
     if unsent.is_none() && socket.is_flushed() {
-        life.request_sent();
+        life.request_sent(clock::mono_ns());
     }
     let timeout_ns = if unsent.is_some() { EARLY_ANSWER_NS } else { timeout_ns };
     let mut deadline_ns = clock::tick_ns().saturating_add(timeout_ns);
@@ -334,8 +334,8 @@ async fn await_head(
     let failure = loop {
         match read(client, &mut socket, &mut buf, deadline_ns).await {
             Got::Bytes(_) => untouched = false,
-            Got::Written(Ok(())) => {
-                life.request_sent();
+            Got::Written(Ok(at_ns)) => {
+                life.request_sent(at_ns);
                 continue;
             }
             Got::Written(Err(error)) => {
@@ -364,8 +364,8 @@ async fn await_head(
 pub enum Got {
     /// That many bytes, behind those that were there.
     Bytes(usize),
-    /// The request has left, or cannot. The read goes on.
-    Written(std::io::Result<()>),
+    /// The request has left, at that time (monotonic ns), or cannot. The read goes on.
+    Written(std::io::Result<u64>),
     /// It ended the connection.
     End,
     /// The connection broke.

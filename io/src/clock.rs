@@ -4,33 +4,26 @@
 //! milliseconds from the kernel's coarse clock (one tick, 4 ms at HZ=250, is finer than any period here).
 
 use std::sync::OnceLock;
-use std::time::Instant;
 
-/// The instant from which monotonic nanoseconds count. One per process, so that cores agree.
-static ORIGIN: OnceLock<Origin> = OnceLock::new();
+/// The kernel's monotonic clock when the process first asked. One per process, so that cores agree.
+static ORIGIN_NS: OnceLock<u64> = OnceLock::new();
 
-/// One instant, as timers and as the kernel spell it.
-struct Origin {
-    instant: Instant,
-    kernel_ns: u64,
-}
-
-fn origin() -> &'static Origin {
-    ORIGIN.get_or_init(|| Origin { instant: Instant::now(), kernel_ns: kernel_ns() })
+fn origin_ns() -> u64 {
+    *ORIGIN_NS.get_or_init(kernel_ns)
 }
 
 /// Nanoseconds since the first call in this process. Never waits.
 pub fn mono_ns() -> u64 {
     // Asked of the kernel directly: `Instant` takes seconds and nanoseconds apart and puts them together again (60
     // instructions a reading).
-    let origin_ns = origin().kernel_ns;
+    let origin_ns = origin_ns(); // first: the first reading would be before it otherwise
     kernel_ns().saturating_sub(origin_ns)
 }
 
 /// [`mono_ns`] as of the kernel's last tick (1 to 10 ms ago), for deadlines that are far away: of its readings most are
 /// such, and this one does not ask the processor's counter (5 ns instead of 25). Never waits.
 pub fn tick_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC_COARSE).saturating_sub(origin().kernel_ns)
+    clock_ns(libc::CLOCK_MONOTONIC_COARSE).saturating_sub(origin_ns())
 }
 
 /// The kernel's monotonic clock.
@@ -45,11 +38,6 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
     unsafe { libc::clock_gettime(clock, &mut now) };
     // The clock counts from the machine's start, so both parts are positive.
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
-
-/// The monotonic instant `ns` after the process's origin, for timers.
-pub(crate) fn instant_at(ns: u64) -> Instant {
-    origin().instant + std::time::Duration::from_nanos(ns)
 }
 
 /// Unix time in milliseconds, from the coarse real-time clock. Never waits.

@@ -1,6 +1,6 @@
 //! Every syscall of TokenTriage, and the bytes that go with them. Knows no limit, no node and no price.
 //!
-//! [`runtime`] is the only place that knows monoio: the rest of the crate is either plain byte handling
+//! [`runtime`] is what data cores run on: the rest of the crate is either plain byte handling
 //! ([`http1`], [`sse`], [`json`]) or plain threads and files ([`ledger_file`], [`ring`]). What talks to shared stores
 //! ([`redis`], [`postgres`]) runs on tokio, on threads away from the data cores.
 

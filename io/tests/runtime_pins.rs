@@ -1,7 +1,6 @@
-//! What the rest of the gateway relies on from the runtime, under both drivers.
+//! What the rest of the gateway relies on from the runtime, under both drivers, and under io_uring as old kernels have it.
 //!
-//! These tests may never be deleted as "testing the library": they pin that a wait may be given up at any time
-//! without losing a byte or a descriptor, which a dropped read under io_uring does not allow.
+//! They pin that a wait may be given up at any time without losing a byte or a descriptor.
 
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
@@ -14,8 +13,8 @@ use io::clock::mono_ns;
 use io::doorbell::doorbell;
 use io::listen::{Listener, StopAccepting, bind_all};
 use io::runtime::{
-    Alarm, Beside, ClientTls, DriverChoice, DriverKind, Event, Fill, ServerTls, Socket, let_others_run, read_beside,
-    run_core, sleep, spawn,
+    Alarm, Beside, ClientTls, DriverChoice, DriverKind, Event, Fill, PLAIN, ServerTls, Socket, let_others_run,
+    read_beside, run_core, run_core_on, sleep, spawn,
 };
 use io::upstream::{Addresses, ConnectError, Pool, Target, connect};
 
@@ -23,8 +22,15 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// Runs the body under each driver this machine has; epoll it always has.
 fn on_both_drivers<Fut: Future<Output = ()>>(body: impl Fn() -> Fut) {
-    for choice in [DriverChoice::Epoll, DriverChoice::Auto] {
-        run_core(choice, |_| body()).expect("a driver");
+    run_core(DriverChoice::Epoll, |_| body()).expect("epoll");
+    let mut best = None;
+    run_core(DriverChoice::Auto, |driver| {
+        best = Some(driver.kind);
+        body()
+    })
+    .expect("a driver");
+    if best == Some(DriverKind::IoUring) {
+        run_core_on(PLAIN, |_| body()).expect("io_uring without flags, where it can be had with them");
     }
 }
 
@@ -159,6 +165,136 @@ fn a_read_that_is_given_up_with_its_connection_closes_it_at_once() {
         }
         assert_eq!(ended.join().unwrap(), 0);
     });
+}
+
+#[test]
+fn a_peer_that_sends_more_than_is_read_waits_and_loses_no_byte() {
+    on_both_drivers(async || {
+        const BYTES: usize = 20_000_000;
+        let (mut socket, mut far) = pair().await;
+        let (mut other, _far_other) = pair().await;
+        let sent = std::thread::spawn(move || {
+            let bytes: Vec<u8> = (0..BYTES).map(|n| (n % 251) as u8).collect();
+            far.write_all(&bytes).unwrap();
+            far
+        });
+        // It is waited for once, and then left alone while it sends.
+        assert!(socket.readable(mono_ns() + 5 * SECOND_NS).await);
+        for _ in 0..50 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!sent.is_finished(), "20 MB lie in buffers of the kernel or of ours");
+        // Room of both kinds: as for a head, and as for a body.
+        let (mut got, mut round) = (Vec::new(), 0_usize);
+        while got.len() < BYTES {
+            let room = [1, 700, 16 * 1024, 128 * 1024, 300, 64 * 1024][round % 6].min(BYTES - got.len());
+            let count = if round % 7 < 4 {
+                socket.fill(&mut got, room, mono_ns() + 5 * SECOND_NS).await.unwrap()
+            } else {
+                match read_beside(&mut socket, &mut got, room, &mut other, mono_ns() + 5 * SECOND_NS).await {
+                    Beside::Read(count) => count.unwrap(),
+                    other => panic!("{other:?} at {} of {BYTES}", got.len()),
+                }
+            };
+            assert!(count > 0 && count <= room.max(16 * 1024), "{count} bytes where there was room for {room}");
+            round += 1;
+        }
+        assert!(got.iter().enumerate().all(|(n, byte)| *byte == (n % 251) as u8));
+        drop(sent.join().unwrap());
+        assert_eq!(socket.fill(&mut got, 16, mono_ns() + 5 * SECOND_NS).await.unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_connection_has_no_news_however_much_it_has_received_until_there_are_some() {
+    on_both_drivers(async || {
+        let (mut socket, mut far) = pair().await;
+        let (mut other, _far_other) = pair().await;
+        let mut got = Vec::new();
+        for round in 0..100_u8 {
+            far.write_all(&[round; 1_000]).unwrap();
+            while got.len() < 1_000 {
+                let read = read_beside(&mut socket, &mut got, 16 * 1024, &mut other, mono_ns() + 5 * SECOND_NS).await;
+                assert!(matches!(read, Beside::Read(Ok(1..))), "{read:?}");
+            }
+            assert!(got.iter().all(|byte| *byte == round));
+            got.clear();
+            assert!(!socket.has_news(), "after {} answers", round + 1);
+        }
+        drop(far);
+        let deadline = mono_ns() + 5 * SECOND_NS;
+        while !socket.has_news() && mono_ns() < deadline {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert!(socket.has_news(), "its end is news");
+    });
+}
+
+#[test]
+fn more_peers_at_once_than_the_kernel_has_buffers_for_are_all_heard() {
+    on_both_drivers(async || {
+        let (mut sockets, mut fars) = (Vec::new(), Vec::new());
+        for _ in 0..200 {
+            let (socket, far) = pair().await;
+            sockets.push(socket);
+            fars.push(far);
+        }
+        let heard = Rc::new(Cell::new(0));
+        for (n, mut socket) in sockets.into_iter().enumerate() {
+            let heard = heard.clone();
+            spawn(
+                async move {
+                    for round in 0..3 {
+                        let mut got = Vec::new();
+                        socket.next(&mut got, mono_ns() + 10 * SECOND_NS, |_| Poll::Pending).await.unwrap();
+                        assert_eq!(got, format!("{n} {round}").as_bytes());
+                        heard.set(heard.get() + 1);
+                    }
+                },
+                || (),
+            );
+        }
+        for round in 0..3 {
+            sleep(Duration::from_millis(1)).await; // so that all wait
+            for (n, far) in fars.iter_mut().enumerate() {
+                far.write_all(format!("{n} {round}").as_bytes()).unwrap(); // one turn later they all are there
+            }
+            let deadline = mono_ns() + 10 * SECOND_NS;
+            while heard.get() < 200 * (round + 1) && mono_ns() < deadline {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert_eq!(heard.get(), 600);
+    });
+}
+
+#[test]
+fn a_runtime_that_ends_closes_what_its_tasks_held() {
+    let far = RefCell::new(Vec::new());
+    on_both_drivers(async || {
+        let (mut socket, mut peer) = pair().await;
+        let (mut other, _far_other) = pair().await;
+        peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        peer.write_all(b"first").unwrap();
+        far.borrow_mut().push(peer);
+        let is_waiting = Rc::new(Cell::new(false));
+        let waits = is_waiting.clone();
+        spawn(
+            async move {
+                let mut got = Vec::new();
+                socket.fill(&mut got, 5, u64::MAX).await.unwrap();
+                waits.set(true);
+                read_beside(&mut socket, &mut got, 64, &mut other, u64::MAX).await;
+            },
+            || (),
+        );
+        while !is_waiting.get() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    });
+    for mut far in far.take() {
+        assert_eq!(far.read(&mut [0; 8]).unwrap(), 0, "closed in order: everything it sent had been read");
+    }
 }
 
 /// Longer than a buffer waits for a silent peer.

@@ -171,10 +171,10 @@ impl Life {
         self.sent_ns = now_ns; // for an answer that comes before the request was written to its end
     }
 
-    /// The last byte of the request was written.
-    pub fn request_sent(&mut self) {
+    /// The last byte of the request was written, at that time (monotonic ns).
+    pub fn request_sent(&mut self, at_ns: u64) {
         self.sent = true;
-        self.sent_ns = clock::mono_ns();
+        self.sent_ns = at_ns;
     }
 
     /// The first byte of the answer is here.

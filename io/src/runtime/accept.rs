@@ -1,15 +1,13 @@
 //! Taking callers in, until told to stop.
 
-use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use monoio::io::{CancelHandle, Canceller};
-
-use super::driver::on_epoll;
+use super::driver::Driver;
+use super::executor::driver;
 use super::stream::Stream;
 use super::{Event, Socket, epoll, uring};
 
@@ -18,7 +16,7 @@ pub struct Listener(Accepting);
 
 enum Accepting {
     /// Accepts in the ring.
-    Uring(monoio::net::TcpListener),
+    Uring(uring::Listener),
     /// Accepts once epoll says that somebody is there.
     Epoll(epoll::Registration, TcpListener),
 }
@@ -26,31 +24,36 @@ enum Accepting {
 impl Listener {
     /// Takes a bound socket over, on the core that will accept from it.
     pub fn new(listener: TcpListener) -> io::Result<Self> {
-        Ok(Listener(if on_epoll() {
-            listener.set_nonblocking(true)?;
-            Accepting::Epoll(epoll::Registration::new(listener.as_raw_fd())?, listener)
-        } else {
-            Accepting::Uring(monoio::net::TcpListener::from_std(listener)?)
+        Ok(Listener(match driver() {
+            Driver::Epoll(_) => {
+                listener.set_nonblocking(true)?;
+                Accepting::Epoll(epoll::Registration::new(listener.as_raw_fd())?, listener)
+            }
+            Driver::Uring(ring) => {
+                listener.set_nonblocking(false)?;
+                Accepting::Uring(uring::Listener::new(ring, listener.into()))
+            }
         }))
     }
 
-    /// Waits for the next caller. Awaited to its end: stopping goes through [`StopAccepting`].
+    /// Waits for the next caller. A caller who came while nobody awaited it is given to who asks next; one who came before
+    /// [`StopAccepting::stop`] may be given after it.
     pub async fn accept(&self, stop: &StopAccepting) -> io::Result<Socket> {
-        let stream = match &self.0 {
+        let stopped = stop.0.waiter();
+        let is_stopped = |cx: &mut Context<'_>| stopped.poll(cx).is_ready();
+        poll_fn(|cx| match &self.0 {
             Accepting::Uring(listener) => {
-                let (stream, _) = listener.cancelable_accept(stop.handle()).await?;
-                Stream::Uring(uring::Stream::new(stream))
+                let stopped = is_stopped(cx);
+                listener.poll_accept(cx, stopped).map_ok(Stream::Uring)
             }
+            Accepting::Epoll(..) if is_stopped(cx) => Poll::Ready(Err(io::Error::from_raw_os_error(libc::ECANCELED))),
             Accepting::Epoll(registration, listener) => {
-                let stopped = stop.stopped.waiter();
-                let fd = poll_fn(|cx| match stopped.poll(cx) {
-                    Poll::Ready(()) => Poll::Ready(Err(io::Error::from_raw_os_error(libc::ECANCELED))),
-                    Poll::Pending => poll_accept(listener, registration, cx),
-                });
-                Stream::Epoll(epoll::Stream::accepted(fd.await?)?)
+                let fd = ready!(poll_accept(listener, registration, cx))?;
+                Poll::Ready(epoll::Stream::accepted(fd).map(Stream::Epoll))
             }
-        };
-        Ok(Socket::new(stream))
+        })
+        .await
+        .map(Socket::new)
     }
 }
 
@@ -79,36 +82,13 @@ fn poll_accept(
     }
 }
 
-/// Ends a core's accept operation without dropping it.
-pub struct StopAccepting {
-    canceller: RefCell<Option<Canceller>>,
-    stopped: Event,
-}
-
-impl Default for StopAccepting {
-    fn default() -> Self {
-        StopAccepting { canceller: RefCell::new(Some(Canceller::new())), stopped: Event::default() }
-    }
-}
+/// Ends a core's accepting: the accept that is under way, and every later one, ends with `ECANCELED`.
+#[derive(Default)]
+pub struct StopAccepting(Event);
 
 impl StopAccepting {
-    fn handle(&self) -> CancelHandle {
-        match &*self.canceller.borrow() {
-            Some(canceller) => canceller.handle(),
-            None => {
-                let used_up = Canceller::new();
-                let handle = used_up.handle();
-                used_up.cancel();
-                handle
-            }
-        }
-    }
-
-    /// The accept in flight, and every later one, ends with `ECANCELED`.
+    /// Makes it so. Never waits.
     pub fn stop(&self) {
-        self.stopped.set();
-        if let Some(canceller) = self.canceller.borrow_mut().take() {
-            canceller.cancel();
-        }
+        self.0.set();
     }
 }

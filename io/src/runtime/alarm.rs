@@ -2,13 +2,11 @@
 //!
 //! Nearly every wait ends before its deadline. An alarm therefore stays set for the deadline it was asked for first: when
 //! a later one is asked for, it rings early and is moved then. A request that meets its deadlines sets an alarm once a
-//! second or not at all. monoio's timer takes 640 bytes and a place in its wheel; an alarm takes a seat here, and one
-//! task of the core sleeps until the earliest is due.
+//! second or not at all. The core waits no longer than until the earliest is due.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -27,8 +25,6 @@ struct Board {
     due: BTreeSet<(u64, usize)>,
     seats: Vec<Seat>,
     free: Vec<usize>,
-    /// The task that sleeps until the earliest, and until when.
-    keeper: Option<(Waker, u64)>,
 }
 
 #[derive(Default)]
@@ -41,53 +37,36 @@ impl Board {
     fn set(&mut self, seat: usize, at_ns: u64) {
         self.seats[seat].has_rung = false;
         self.due.insert((at_ns, seat));
-        if let Some((keeper, until_ns)) = &self.keeper
-            && at_ns < *until_ns
-        {
-            keeper.wake_by_ref();
-        }
     }
 
-    /// Takes the alarms that are due; gives who is to be woken, and when the next one is due.
-    fn ring(&mut self, now_ns: u64) -> (SmallVec<[Waker; 8]>, u64) {
+    /// Takes the alarms that are due, and gives who is to be woken.
+    fn ring(&mut self, now_ns: u64) -> SmallVec<[Waker; 8]> {
         let mut woken = SmallVec::new();
-        loop {
-            match self.due.first().copied() {
-                Some((at_ns, seat)) if at_ns <= now_ns => {
-                    self.due.pop_first();
-                    self.seats[seat].has_rung = true;
-                    woken.extend(self.seats[seat].waiting.take());
-                }
-                next => return (woken, next.map_or(u64::MAX, |(at_ns, _)| at_ns)),
-            }
+        while let Some(&(at_ns, seat)) = self.due.first()
+            && at_ns <= now_ns
+        {
+            self.due.pop_first();
+            self.seats[seat].has_rung = true;
+            woken.extend(self.seats[seat].waiting.take());
         }
+        woken
     }
 }
 
-/// Keeps this core's alarms; to be called inside its runtime, once.
-pub(super) fn start() {
-    BOARD.set(Board::default()); // a runtime before this one on the same thread took its tasks with it
-    monoio::spawn(async {
-        let mut sleep = pin!(monoio::time::sleep(Duration::ZERO));
-        poll_fn(|cx| {
-            loop {
-                let (woken, next_ns) = BOARD.with_borrow_mut(|board| {
-                    let (woken, next_ns) = board.ring(clock::mono_ns());
-                    board.keeper = Some((cx.waker().clone(), next_ns));
-                    (woken, next_ns)
-                });
-                woken.into_iter().for_each(Waker::wake);
-                if next_ns == u64::MAX {
-                    return Poll::<()>::Pending;
-                }
-                sleep.as_mut().reset(monoio::time::Instant::from_std(clock::instant_at(next_ns)));
-                if sleep.as_mut().poll(cx).is_pending() {
-                    return Poll::Pending;
-                }
-            }
-        })
-        .await;
-    });
+/// When the next alarm of this core is due; `u64::MAX` if none is set.
+pub(super) fn next_ns() -> u64 {
+    BOARD.with_borrow(|board| board.due.first().map_or(u64::MAX, |(at_ns, _)| *at_ns))
+}
+
+/// Rings what is due.
+pub(super) fn ring(now_ns: u64) {
+    let woken = BOARD.with_borrow_mut(|board| board.ring(now_ns));
+    woken.into_iter().for_each(Waker::wake);
+}
+
+/// Nobody waits any more.
+pub(super) fn forget_all() {
+    drop(BOARD.take()); // outside of the board: what goes with a waker may have alarms
 }
 
 /// An alarm that is set as rarely as possible. Deadlines are monotonic nanoseconds ([`clock::mono_ns`]).
@@ -99,8 +78,7 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// Ready once `deadline_ns` has passed by the clock; otherwise wakes the task then, at most 1 ms late
-    /// (the timer's grain).
+    /// Ready once `deadline_ns` has passed by the clock; otherwise wakes the task then, at most 1 ms late.
     pub fn poll_at(&mut self, cx: &mut Context<'_>, deadline_ns: u64) -> Poll<()> {
         if deadline_ns == u64::MAX {
             return Poll::Pending;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 /// Big enough for nearly every head plus its JSON body in one read.
-const BUFFER_BYTES: usize = 16 * 1024;
+pub(super) const BUFFER_BYTES: usize = 16 * 1024;
 /// 256 x 16 KiB = 4 MiB kept per core; more in use at once is allocated and freed.
 const KEPT_MAX: usize = 256;
 /// So many stay however long nobody needed them: half a megabyte.

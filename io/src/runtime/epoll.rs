@@ -1,33 +1,28 @@
-//! A connection on epoll, with readiness kept by ourselves.
+//! A core's epoll, and a connection on it, with readiness kept by ourselves.
 //!
-//! monoio asks the kernel again what it has just been told: a receive that finds nothing before every wait. Here a wait
-//! begins without a call, because edge-triggered epoll tells of everything that comes after a read which took all there
-//! was. The core's own epoll descriptor lies inside monoio's, so that tasks, timers and doorbells stay where they are.
+//! A wait begins without a call, because edge-triggered epoll tells of everything that comes after a read which took all
+//! there was.
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+
+use super::driver::Driver;
+use super::executor::driver;
+use crate::clock;
 
 /// Events taken with one call.
 const EVENTS: usize = 128;
 
-thread_local! {
-    static REACTOR: RefCell<Option<Rc<Reactor>>> = const { RefCell::new(None) };
-}
-
 /// What one core's epoll descriptor watches.
-struct Reactor {
-    epoll: RawFd,
+pub(super) struct Reactor {
+    epoll: OwnedFd,
     watched: RefCell<Vec<Option<Rc<Readiness>>>>,
     free: RefCell<Vec<usize>>,
-    /// Tasks that let others run first.
-    patient: RefCell<Vec<Waker>>,
-    /// The task that takes the events.
-    taker: Cell<Option<Waker>>,
+    /// The kernel knows waits to the nanosecond.
+    is_precise: Cell<bool>,
 }
 
 /// What is known of one descriptor.
@@ -74,57 +69,29 @@ fn wait(seat: &Cell<Option<Waker>>, cx: &Context<'_>) {
     seat.set(Some(waker));
 }
 
-/// Readies this thread for [`Registration`]s; to be called inside its runtime, once.
-pub(super) fn start() -> io::Result<()> {
-    // SAFETY: a plain call; the descriptor it returns is owned by the stream below, for as long as the runtime lives.
-    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if epoll < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let reactor = Rc::new(Reactor {
-        epoll,
-        watched: RefCell::default(),
-        free: RefCell::default(),
-        patient: RefCell::default(),
-        taker: Cell::default(),
-    });
-    REACTOR.set(Some(reactor.clone()));
-    // SAFETY: the descriptor is open and nobody else's. That it is no socket matters to nobody: monoio only waits on it.
-    let nested = unsafe { std::os::unix::net::UnixStream::from_raw_fd(epoll) };
-    let nested = monoio::net::UnixStream::from_std(nested)?;
-    monoio::spawn(async move {
-        loop {
-            let mut events = pin!(nested.readable(false));
-            poll_fn(|cx| {
-                wait(&reactor.taker, cx);
-                if reactor.patient.borrow().is_empty() { events.as_mut().poll(cx).map(drop) } else { Poll::Ready(()) }
-            })
-            .await;
-            reactor.turn();
-        }
-    });
-    Ok(())
-}
-
-/// Wakes the task after those that have something to do by now. A task that only woke itself would run again, up to two
-/// times for each task that was ready, before anybody asked for events (measured: 36 pieces of a body).
-pub(super) fn wake_after_others(cx: &Context<'_>) {
-    let reactor = REACTOR.with_borrow(Clone::clone);
-    let Some(reactor) = reactor else { return cx.waker().wake_by_ref() };
-    reactor.patient.borrow_mut().push(cx.waker().clone());
-    if let Some(taker) = reactor.taker.take() {
-        taker.wake();
-    }
-}
-
 impl Reactor {
-    /// Takes the events that are there and wakes whom they concern, and after them who was patient.
-    fn turn(&self) {
+    pub(super) fn new() -> io::Result<Rc<Self>> {
+        // SAFETY: a plain call.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Rc::new(Reactor {
+            // SAFETY: opened for us by the call above.
+            epoll: unsafe { OwnedFd::from_raw_fd(epoll) },
+            watched: RefCell::default(),
+            free: RefCell::default(),
+            is_precise: Cell::new(true),
+        }))
+    }
+
+    /// Takes the events that are there, or waits for some until `until_ns` (monotonic; 0 does not wait, `u64::MAX` has no
+    /// end), and wakes whom they concern.
+    pub(super) fn turn(&self, until_ns: u64) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        // SAFETY: the kernel writes at most as many events as the array holds. Does not wait.
-        let count = unsafe { libc::epoll_wait(self.epoll, events.as_mut_ptr(), EVENTS as libc::c_int, 0) };
+        let count = self.wait(&mut events, until_ns);
         let watched = self.watched.borrow();
-        for event in &events[..usize::try_from(count).unwrap_or(0)] {
+        for event in &events[..count] {
             let (flags, index) = (event.events, event.u64 as usize);
             let Some(Some(readiness)) = watched.get(index) else { continue };
             let ended = flags & (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0;
@@ -144,8 +111,45 @@ impl Reactor {
                 }
             }
         }
-        let patient = std::mem::take(&mut *self.patient.borrow_mut());
-        patient.into_iter().for_each(Waker::wake);
+    }
+
+    /// How many events there are. None after a signal.
+    fn wait(&self, events: &mut [libc::epoll_event; EVENTS], until_ns: u64) -> usize {
+        let (epoll, room) = (self.epoll.as_raw_fd(), EVENTS as libc::c_int);
+        let left_ns = if until_ns == 0 { 0 } else { until_ns.saturating_sub(clock::mono_ns()) };
+        let count = if left_ns > 0 && until_ns < u64::MAX && self.is_precise.get() {
+            let left = libc::timespec {
+                tv_sec: (left_ns / 1_000_000_000) as libc::time_t,
+                tv_nsec: (left_ns % 1_000_000_000) as libc::c_long,
+            };
+            let no_mask = std::ptr::null::<libc::sigset_t>();
+            // SAFETY: the kernel writes at most as many events as the array holds, and reads the time during the call.
+            // The C library has no name for it before its 2.35.
+            let count = unsafe {
+                libc::syscall(libc::SYS_epoll_pwait2, epoll, events.as_mut_ptr(), room, &raw const left, no_mask, 0)
+            };
+            if count < 0 && matches!(io::Error::last_os_error().raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) {
+                self.is_precise.set(false); // Linux before 5.11, or a filter of that time
+            }
+            count
+        } else {
+            let left_ms = match until_ns {
+                u64::MAX => -1,
+                _ => libc::c_int::try_from(left_ns.div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX),
+            };
+            // SAFETY: as above.
+            i64::from(unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), room, left_ms) })
+        };
+        usize::try_from(count).unwrap_or(0)
+    }
+
+    /// Nobody waits any more. Whoever was waited for is dropped with its last waker.
+    pub(super) fn forget_waiting(&self) {
+        let watched: Vec<_> = self.watched.borrow().iter().flatten().cloned().collect();
+        for readiness in watched {
+            readiness.reader.take();
+            readiness.writer.take();
+        }
     }
 }
 
@@ -159,7 +163,7 @@ pub(super) struct Registration {
 impl Registration {
     /// Watches a non-blocking descriptor for everything, edge-triggered.
     pub(super) fn new(fd: RawFd) -> io::Result<Self> {
-        let reactor = REACTOR.with_borrow(Clone::clone).ok_or(io::ErrorKind::Unsupported)?;
+        let Driver::Epoll(reactor) = driver() else { return Err(io::ErrorKind::Unsupported.into()) };
         let readiness = Rc::new(Readiness::default());
         let index = {
             let mut watched = reactor.watched.borrow_mut();
@@ -174,7 +178,9 @@ impl Registration {
         let interest = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
         let mut event = libc::epoll_event { events: interest as u32, u64: index as u64 };
         // SAFETY: both descriptors are open; the event is read during the call only.
-        if unsafe { libc::epoll_ctl(registration.reactor.epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) } < 0 {
+        if unsafe { libc::epoll_ctl(registration.reactor.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) }
+            < 0
+        {
             return Err(io::Error::last_os_error());
         }
         Ok(registration)

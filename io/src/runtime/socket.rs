@@ -33,8 +33,8 @@ pub enum Fill {
 pub enum Beside {
     /// That many bytes were appended, 0 at the peer's end; or the connection broke.
     Read(io::Result<usize>),
-    /// What was begun to be written on the socket has left it, or cannot.
-    Written(io::Result<()>),
+    /// What was begun to be written on the socket has left it, at that time (monotonic ns), or cannot.
+    Written(io::Result<u64>),
     /// The other socket has something: [`Socket::take_next`] says what.
     Other,
     /// The other socket takes no more bytes.
@@ -167,7 +167,6 @@ impl Socket {
                     match ready!(self.stream.poll_read_ahead(cx, &mut self.ahead, AHEAD_ROOM)) {
                         Err(error) if was_called_off && error.raw_os_error() == Some(libc::ECANCELED) => {
                             give_buffer(std::mem::take(&mut self.ahead));
-                            self.stream.rest();
                             self.next = Next::Watching;
                         }
                         result => self.next = Next::Here(result),
@@ -233,7 +232,7 @@ impl Socket {
     ) -> Result<usize, Fill> {
         loop {
             poll_fn(|cx| {
-                if let Poll::Ready(Err(error)) = self.poll_flush(cx) {
+                if let Poll::Ready(Err(error)) = self.poll_flush_quietly(cx) {
                     return Poll::Ready(Err(Fill::Broken(error)));
                 }
                 if self.poll_next(cx).is_ready() {
@@ -253,7 +252,7 @@ impl Socket {
 
     /// Ready when the peer has ended or broken the connection. A peer that has sent something is taken to be there.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if matches!(self.poll_flush(cx), Poll::Ready(Err(_))) {
+        if matches!(self.poll_flush_quietly(cx), Poll::Ready(Err(_))) {
             return Poll::Ready(());
         }
         if self.plain_left {
@@ -281,7 +280,7 @@ impl Socket {
 
     /// Whether something came, or the peer ended or broke the connection. One system call; takes nothing, never waits.
     pub fn has_news(&self) -> bool {
-        if self.plain_left || matches!(self.next, Next::Here(_)) {
+        if self.plain_left || matches!(self.next, Next::Here(_)) || self.stream.has_arrived() {
             return true;
         }
         let mut byte = 0_u8;
@@ -302,7 +301,17 @@ impl Socket {
 
     /// Ready when everything that was begun to be written has left, or cannot: that is said once.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let done = ready!(self.poll_out(cx));
+        self.poll_flushed(cx, false)
+    }
+
+    /// [`Socket::poll_flush`] for who waits for something else: the task is woken if something is wrong, and not when
+    /// everything has left as it should.
+    fn poll_flush_quietly(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flushed(cx, true)
+    }
+
+    fn poll_flushed(&mut self, cx: &mut Context<'_>, quietly: bool) -> Poll<io::Result<()>> {
+        let done = ready!(self.poll_out(cx, quietly));
         if done.is_err() {
             self.unsent = 0..0;
             self.afterwards.clear();
@@ -310,13 +319,14 @@ impl Socket {
         Poll::Ready(done)
     }
 
-    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_out(&mut self, cx: &mut Context<'_>, quietly: bool) -> Poll<io::Result<()>> {
         while !self.is_flushed() {
             if self.unsent.is_empty() {
                 self.out = std::mem::take(&mut self.afterwards);
                 self.unsent = 0..self.out.len();
             }
-            match ready!(self.stream.poll_write(cx, &mut self.out, self.unsent.clone())) {
+            let quietly = quietly && self.afterwards.is_empty();
+            match ready!(self.stream.poll_write(cx, &mut self.out, self.unsent.clone(), quietly)) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Ok(count) => {
                     self.unsent.start += count;
@@ -367,7 +377,7 @@ impl Socket {
     /// tells. A failure shows there, or in the next write.
     pub async fn send(&mut self, bytes: Vec<u8>, stall_ns: u64) -> io::Result<()> {
         self.load(bytes, stall_ns).await?;
-        poll_fn(|cx| match self.poll_flush(cx) {
+        poll_fn(|cx| match self.poll_flush_quietly(cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             _ => Poll::Ready(Ok(())),
         })
@@ -379,7 +389,7 @@ impl Socket {
     pub async fn send_piece(&mut self, bytes: Vec<u8>, stall_ns: u64) -> io::Result<()> {
         self.load(bytes, stall_ns).await?;
         self.unsent.start += self.stream.write_now(&self.out)?;
-        poll_fn(|cx| match self.poll_flush(cx) {
+        poll_fn(|cx| match self.poll_flush_quietly(cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             _ => Poll::Ready(Ok(())),
         })
@@ -561,14 +571,14 @@ pub async fn read_beside(
 ) -> Beside {
     poll_fn(|cx| {
         if !socket.is_flushed()
-            && let Poll::Ready(done) = socket.poll_flush(cx)
+            && let Poll::Ready(done) = socket.poll_flush_quietly(cx)
         {
-            return Poll::Ready(Beside::Written(done));
+            return Poll::Ready(Beside::Written(done.map(|()| socket.stream.written_ns())));
         }
         if let Poll::Ready(done) = socket.poll_read(cx, into, room) {
             return Poll::Ready(Beside::Read(done));
         }
-        if let Poll::Ready(Err(_)) = other.poll_flush(cx) {
+        if let Poll::Ready(Err(_)) = other.poll_flush_quietly(cx) {
             return Poll::Ready(Beside::OtherBroken);
         }
         if other.poll_next(cx).is_ready() {

@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 use std::task::{Context, Poll, ready};
 
-use super::driver::on_epoll;
+use super::driver::Driver;
+use super::executor::driver;
 use super::{epoll, give_buffer, take_buffer, uring};
+use crate::clock;
 
 /// What one write hands to the kernel at most: copying more would hold the core for longer than a small request takes.
 pub(super) const PIECE_BYTES: usize = 256 * 1024;
@@ -23,12 +25,16 @@ pub(super) enum Stream {
 impl Stream {
     /// Takes a connecting or connected socket over.
     pub(super) fn new(tcp: TcpStream) -> io::Result<Self> {
-        if on_epoll() {
-            tcp.set_nonblocking(true)?;
-            return Ok(Stream::Epoll(epoll::Stream::new(tcp.into())?));
+        match driver() {
+            Driver::Epoll(_) => {
+                tcp.set_nonblocking(true)?;
+                Ok(Stream::Epoll(epoll::Stream::new(tcp.into())?))
+            }
+            Driver::Uring(ring) => {
+                tcp.set_nonblocking(false)?; // or an operation fails at once, on some kernels, instead of waiting in the ring
+                Ok(Stream::Uring(uring::Stream::new(ring, tcp.into())))
+            }
         }
-        tcp.set_nonblocking(false)?; // or an operation fails at once, on some kernels, instead of waiting in the ring
-        Ok(Stream::Uring(uring::Stream::new(monoio::net::TcpStream::from_std(tcp)?)))
     }
 
     pub(super) fn as_raw_fd(&self) -> RawFd {
@@ -55,7 +61,7 @@ impl Stream {
         room: usize,
     ) -> Poll<io::Result<usize>> {
         match self {
-            Stream::Uring(stream) => stream.poll_read(cx, into, room, false),
+            Stream::Uring(stream) => stream.poll_read(cx, into, room),
             Stream::Epoll(stream) => stream.poll_read(cx, into, room),
         }
     }
@@ -68,7 +74,7 @@ impl Stream {
         room: usize,
     ) -> Poll<io::Result<Option<usize>>> {
         match self {
-            Stream::Uring(stream) => stream.poll_read(cx, into, room, false).map_ok(Some),
+            Stream::Uring(stream) => stream.poll_read_now(cx, into, room),
             Stream::Epoll(stream) => match stream.poll_read(cx, into, room) {
                 Poll::Ready(result) => Poll::Ready(result.map(Some)),
                 Poll::Pending => Poll::Ready(Ok(None)),
@@ -86,10 +92,10 @@ impl Stream {
     ) -> Poll<io::Result<usize>> {
         match self {
             Stream::Uring(stream) => {
-                if !stream.is_reading() {
+                if !stream.is_reading() && !stream.needs_no_buffer() {
                     *ahead = take_buffer();
                 }
-                stream.poll_read(cx, ahead, room, true)
+                stream.poll_read(cx, ahead, room)
             }
             Stream::Epoll(stream) => {
                 ready!(stream.poll_readable(cx));
@@ -106,6 +112,7 @@ impl Stream {
     /// The read ahead ends without its bytes: at once (`true`), or soon, with `ECANCELED` or the bytes that were faster.
     pub(super) fn call_off_read_ahead(&mut self) -> bool {
         match self {
+            Stream::Uring(stream) if stream.needs_no_buffer() => true,
             Stream::Uring(stream) => {
                 stream.call_off_read();
                 false
@@ -114,18 +121,19 @@ impl Stream {
         }
     }
 
-    /// Ready when a peer that was silent is no longer. Between reads; holds as little as can be.
-    pub(super) fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Whether bytes or an end came that nobody has asked for.
+    pub(super) fn has_arrived(&self) -> bool {
         match self {
-            Stream::Uring(stream) => stream.poll_silence(cx),
-            Stream::Epoll(stream) => stream.poll_readable(cx),
+            Stream::Uring(stream) => stream.has_arrived(),
+            Stream::Epoll(_) => false, // they wait in the kernel
         }
     }
 
-    /// Lets go of what only traffic needs.
-    pub(super) fn rest(&mut self) {
-        if let Stream::Uring(stream) = self {
-            stream.rest();
+    /// Ready when a peer that was silent is no longer. Between reads; holds as little as can be.
+    pub(super) fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Stream::Uring(stream) => stream.poll_readable(cx),
+            Stream::Epoll(stream) => stream.poll_readable(cx),
         }
     }
 
@@ -153,24 +161,34 @@ impl Stream {
         match self {
             Stream::Uring(_) => false,
             Stream::Epoll(_) => {
-                epoll::wake_after_others(cx);
+                cx.waker().wake_by_ref(); // runs in the next turn
                 true
             }
         }
     }
 
     /// Sends what the kernel takes of a part of the buffer, at most a piece; ready with how much that was. The kernel
-    /// may have the buffer while it is pending.
+    /// may have the buffer while it is pending. `quietly`: the task need not be woken when all of the part has left; what
+    /// became of it is told to who polls next.
     pub(super) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
         bytes: &mut Vec<u8>,
         part: Range<usize>,
+        quietly: bool,
     ) -> Poll<io::Result<usize>> {
-        let part = part.start..part.end.min(part.start + PIECE_BYTES);
+        let piece = part.start..part.end.min(part.start + PIECE_BYTES);
         match self {
-            Stream::Uring(stream) => stream.poll_write(cx, bytes, part),
-            Stream::Epoll(stream) => stream.poll_write(cx, &bytes[part]),
+            Stream::Uring(stream) => stream.poll_write(cx, bytes, piece.clone(), quietly && piece == part),
+            Stream::Epoll(stream) => stream.poll_write(cx, &bytes[piece]),
+        }
+    }
+
+    /// When the last write left, monotonic ns; to be asked when it is ready.
+    pub(super) fn written_ns(&self) -> u64 {
+        match self {
+            Stream::Uring(stream) => stream.written_ns(),
+            Stream::Epoll(_) => clock::mono_ns(),
         }
     }
 }

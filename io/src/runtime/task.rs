@@ -9,12 +9,12 @@ use std::task::{Context, Poll, Waker};
 use pin_project_lite::pin_project;
 
 use super::driver::on_epoll;
-use super::epoll::wake_after_others;
+use super::executor;
 
 /// Runs a task on this core. A panic ends the task alone: it is caught, told to `on_panic`, and the core lives on.
 /// Whatever the task held is given back by `Drop` while it unwinds.
 pub fn spawn(task: impl Future<Output = ()> + 'static, on_panic: impl FnOnce() + 'static) {
-    monoio::spawn(Guarded { task, on_panic: Some(on_panic) });
+    executor::start(Guarded { task, on_panic: Some(on_panic) });
 }
 
 pin_project! {
@@ -50,7 +50,7 @@ pub async fn let_others_run() {
         if std::mem::replace(&mut has_waited, true) {
             return Poll::Ready(());
         }
-        wake_after_others(cx);
+        cx.waker().wake_by_ref(); // runs in the next turn
         Poll::Pending
     })
     .await;
