@@ -58,7 +58,8 @@ pub struct Accountant {
     retain_ms: i64,
     next_seq: u64,
     /// Rows taken and not folded yet.
-    batch: Vec<Row>,
+    #[allow(clippy::vec_box)] // the boxes go back to their cores
+    batch: Vec<Box<Row>>,
     /// Encoded lines that are not on their way to disk yet, and how many.
     waiting: Vec<u8>,
     waiting_rows: u64,
@@ -91,7 +92,7 @@ impl Accountant {
 }
 
 /// Takes rows until every core is gone and every ring is empty. Waits.
-pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Row>>, shared: &Shared, pager: &Pager) {
+pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Box<Row>>>, shared: &Shared, pager: &Pager) {
     if accountant.sync == Sync::Interval
         && let Err(error) = cpu::wait_for_a_turn()
     {
@@ -108,7 +109,7 @@ pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Row>>, shared:
             busy_until_ns = now_ns + BUSY_NS;
         }
         accountant.write(shared, now_ns);
-        accountant.fold(shared);
+        accountant.fold(shared, &counts);
         for ((ring, count), synced) in rows.iter().zip(&mut counts).zip(&mut synced) {
             ring.settled(*count);
             *synced += std::mem::take(count);
@@ -139,7 +140,7 @@ pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Row>>, shared:
 
 impl Accountant {
     /// Takes what the rings hold, at most a batch: numbers and encodes it.
-    fn take(&mut self, rings: &mut [RingReceiver<Row>], counts: &mut [u64], shared: &Shared) -> usize {
+    fn take(&mut self, rings: &mut [RingReceiver<Box<Row>>], counts: &mut [u64], shared: &Shared) -> usize {
         let mut taken = 0;
         for (ring, count) in rings.iter_mut().zip(counts) {
             let drained = ring.drain(BATCH_ROWS - taken, |row| self.take_row(row, &shared.ledger));
@@ -150,21 +151,25 @@ impl Accountant {
     }
 
     /// Adds the batch to the meters and to the rollup of the segment it went to, and publishes. After the write, so
-    /// that a segment the write closed has ended its rollup without it.
-    fn fold(&mut self, shared: &Shared) {
+    /// that a segment the write closed has ended its rollup without it. `counts` says how many rows of it are whose.
+    fn fold(&mut self, shared: &Shared, counts: &[u64]) {
         if self.batch.is_empty() {
             return;
         }
         self.is_rollup_exact &= !std::mem::take(&mut self.gave_up);
-        for row in self.batch.drain(..) {
+        for row in &self.batch {
             if self.meters.fold(&row.facts(), &shared.registry).is_err() {
                 tracing::error!(node = row.node.as_str(), "a row of our own has a malformed node");
             }
         }
         self.meters.publish(WallMs(clock::wall_ms()));
+        let mut folded = self.batch.drain(..);
+        for (core, count) in shared.cores.iter().zip(counts) {
+            core.blanks.give(folded.by_ref().take(*count as usize));
+        }
     }
 
-    fn take_row(&mut self, mut row: Row, ledger: &LedgerState) {
+    fn take_row(&mut self, mut row: Box<Row>, ledger: &LedgerState) {
         row.seq = self.next_seq;
         self.next_seq += 1;
         if self.waiting.len() >= WAITING_BYTES_MAX {

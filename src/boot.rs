@@ -222,6 +222,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         seen.push(CoreSeen {
             metrics: Arc::new(CoreMetrics::default()),
             rows: counts,
+            blanks: Arc::default(),
             doorbell: door,
             synced_rows: Arc::new(AtomicU64::new(0)),
             driver: std::sync::OnceLock::new(),

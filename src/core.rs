@@ -69,13 +69,15 @@ pub struct Core {
     pub inspector: RefCell<Inspector>,
     view: RefCell<Rc<View>>,
     pools: RefCell<HashMap<String, Rc<RefCell<Pool>>, foldhash::fast::RandomState>>,
-    rows: RefCell<Option<RingSender<Row>>>,
+    rows: RefCell<Option<RingSender<Box<Row>>>>,
+    #[allow(clippy::vec_box)] // a request takes the box, not what is in it
+    blank_rows: RefCell<Vec<Box<Row>>>,
     rows_sent: Cell<u64>,
     synced: Synced,
     ids: Cell<u128>,
     ticks: Cell<u64>,
     date: RefCell<DateCache>,
-    sheets: RefCell<Vec<Sheet>>,
+    sheets: RefCell<Vec<Sheet<Passed>>>,
     answer_heads: RefCell<Vec<ResponseHead>>,
     #[allow(clippy::vec_box)] // a connection takes the box, not what is in it
     request_heads: RefCell<Vec<Box<RequestHead>>>,
@@ -107,21 +109,21 @@ struct Synced {
     waiting: RefCell<Vec<Waker>>,
 }
 
-/// What the gates leave behind, boxed: 1 KB that is handed from request to request instead of being copied. There until
-/// its request gives it back.
-pub struct Sheet(Option<Box<Passed>>);
+/// What a request fills, boxed, so that it is handed on instead of being copied: what the gates leave behind (1 KB, there
+/// until its request is dropped) and its row (440 bytes, there until the request is settled).
+pub struct Sheet<T>(Option<Box<T>>);
 
-impl Deref for Sheet {
-    type Target = Passed;
+impl<T> Deref for Sheet<T> {
+    type Target = T;
 
-    fn deref(&self) -> &Passed {
-        self.0.as_deref().expect("a sheet is given back when its request is dropped")
+    fn deref(&self) -> &T {
+        self.0.as_deref().expect("nobody looks at a request's sheet after its end")
     }
 }
 
-impl DerefMut for Sheet {
-    fn deref_mut(&mut self) -> &mut Passed {
-        self.0.as_deref_mut().expect("a sheet is given back when its request is dropped")
+impl<T> DerefMut for Sheet<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_deref_mut().expect("nobody looks at a request's sheet after its end")
     }
 }
 
@@ -130,7 +132,7 @@ impl Core {
     pub fn new(
         index: usize,
         shared: Arc<Shared>,
-        rows: RingSender<Row>,
+        rows: RingSender<Box<Row>>,
         asker: Option<Asker<Question, Answer>>,
     ) -> std::io::Result<Self> {
         let mut seed = [0_u8; 16];
@@ -151,6 +153,7 @@ impl Core {
             view: RefCell::new(Rc::new(view)),
             pools: RefCell::default(),
             rows: RefCell::new(Some(rows)),
+            blank_rows: RefCell::default(),
             rows_sent: Cell::new(0),
             synced: Synced { count, waiting: RefCell::default() },
             ids: Cell::new(u128::from_le_bytes(seed)),
@@ -264,12 +267,12 @@ impl Core {
     }
 
     /// An empty verdict sheet, reused between requests.
-    pub fn take_passed(&self) -> Sheet {
+    pub fn take_passed(&self) -> Sheet<Passed> {
         self.sheets.borrow_mut().pop().unwrap_or_else(|| Sheet(Some(Box::default())))
     }
 
     /// Takes a verdict sheet back. What it still holds is returned to its counters.
-    pub fn give_passed(&self, sheet: &mut Sheet) {
+    pub fn give_passed(&self, sheet: &mut Sheet<Passed>) {
         let Some(mut passed) = sheet.0.take() else { return };
         passed.clear();
         let mut kept = self.sheets.borrow_mut();
@@ -278,9 +281,29 @@ impl Core {
         }
     }
 
+    /// A blank row, one that came back from the accountant if there is one.
+    pub fn take_row(&self) -> Sheet<Row> {
+        let mut blank = self.blank_rows.borrow_mut();
+        if blank.is_empty() {
+            self.shared.cores[self.index].blanks.take_into(&mut blank);
+        }
+        Sheet(Some(blank.pop().unwrap_or_else(|| Box::new(Row::blank()))))
+    }
+
+    /// Takes a row back that nobody is to see. Without effect on one that was handed over.
+    pub fn give_row(&self, sheet: &mut Sheet<Row>) {
+        let Some(mut row) = sheet.0.take() else { return };
+        let mut blank = self.blank_rows.borrow_mut();
+        if blank.len() < KEPT_MAX {
+            *row = Row::blank();
+            blank.push(row);
+        }
+    }
+
     /// Hands a row to the accountant. Never waits. The number says which of this core's rows it was; `None` when it
     /// had to be dropped, which is counted.
-    pub fn hand_over(&self, row: Row) -> Option<u64> {
+    pub fn hand_over(&self, sheet: &mut Sheet<Row>) -> Option<u64> {
+        let row = sheet.0.take()?;
         self.metrics.with(|numbers| numbers.record(&row));
         if !self.rows.borrow_mut().as_mut()?.send(row) {
             return None;

@@ -35,7 +35,7 @@ pub struct Start {
     /// Its listening socket.
     pub listener: TcpListener,
     /// Its ring to the accountant.
-    pub rows: RingSender<Row>,
+    pub rows: RingSender<Box<Row>>,
     /// Its bell.
     pub bell: Bell,
     /// Its way to the coordinator, where there is one.

@@ -7,6 +7,7 @@ pub mod admin;
 #[cfg(feature = "count-allocations")]
 pub mod allocations;
 pub mod audit;
+pub mod blanks;
 pub mod body;
 pub mod boot;
 pub mod caller;

@@ -15,6 +15,7 @@ use shards::meter::MeterBeat;
 use shards::registry::Registry;
 use shards::units::MonoNs;
 
+use crate::blanks::Blanks;
 use crate::config::ReplicaIdentity;
 use crate::coordination::Coordination;
 use crate::keys::KeyStore;
@@ -55,6 +56,8 @@ pub struct CoreSeen {
     pub metrics: Arc<CoreMetrics>,
     /// Rows on their way from it to the accountant.
     pub rows: Arc<RingCounts>,
+    /// Rows that came back from the accountant, for it to fill again.
+    pub blanks: Arc<Blanks>,
     /// Wakes it.
     pub doorbell: Doorbell,
     /// Rows of this core that are on disk; only kept where `ledger.sync: always`.

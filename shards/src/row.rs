@@ -138,6 +138,38 @@ pub struct Row {
 }
 
 impl Row {
+    /// A row that says nothing yet: an error of ours, should it be written as it is.
+    pub fn blank() -> Row {
+        Row {
+            seq: 0,
+            ts: WallMs(0),
+            end: WallMs(0),
+            request_id: RequestId::ZERO,
+            node: Node::global(),
+            key_id: None,
+            endpoint: Endpoint::Passthrough,
+            model: CompactString::const_new(""),
+            upstream: None,
+            decision: Decision::Error,
+            outcome: None,
+            attempts: 0,
+            refused_by: None,
+            shadow: SmallVec::new(),
+            suspended: SmallVec::new(),
+            status: 0,
+            forwarded: false,
+            stream: false,
+            usage: Usage::default(),
+            cost: None,
+            price: PriceSource::Unpriced,
+            reserved_tokens: 0,
+            latency_us: 0,
+            first_byte_us: None,
+            overhead_us: 0,
+            traceparent: None,
+        }
+    }
+
     /// The part of the row that meters and rollups are made of.
     pub fn facts(&self) -> RowFacts<'_> {
         RowFacts {

@@ -7,10 +7,11 @@ use std::rc::Rc;
 
 use compact_str::CompactString;
 use io::clock;
+use shards::gate::Passed;
 use shards::price::{PriceSource, Terms, cost_of};
 use shards::refusal::{Family, Refusal};
 use shards::row::{Decision, Outcome, RefusedBy, RequestId, Row};
-use shards::scope::{Endpoint, Node};
+use shards::scope::Endpoint;
 use shards::settle::Settlement;
 use shards::units::{MonoNs, NanoUsd, Now};
 use shards::usage::{Estimate, Usage, UsageReport, settle_usage};
@@ -44,9 +45,9 @@ pub struct Life {
     /// Replicas that share the limits, read once: both gates and the settlement use the same number.
     pub n_live: u32,
     /// The row as far as it is known.
-    pub row: Row,
+    pub row: Sheet<Row>,
     /// What the gates took and found.
-    pub passed: Sheet,
+    pub passed: Sheet<Passed>,
     /// Whose envelope our answers take.
     pub family: Family,
     /// CORS headers for every answer.
@@ -79,6 +80,11 @@ impl Life {
     pub fn begin(core: &Rc<Core>, client: &Client) -> Self {
         let now = core.now();
         let traceparent = client.head.fields.get(&client.buf, "traceparent").and_then(traceparent);
+        let mut row = core.take_row();
+        row.ts = now.wall;
+        row.end = now.wall;
+        row.request_id = core.request_id(now.wall);
+        row.traceparent = traceparent;
         let mut passed = core.take_passed();
         let n_live;
         (n_live, passed.fleet) = core.shared.fleet_seen(now.mono);
@@ -86,7 +92,7 @@ impl Life {
             core: core.clone(),
             now,
             n_live,
-            row: Row { traceparent, ..empty_row(core.request_id(now.wall), now) },
+            row,
             passed,
             family: Family::OpenAi,
             cors: Cors::default(),
@@ -236,8 +242,7 @@ impl Life {
         row.latency_us = end_ns.saturating_sub(self.now.mono.0) / 1_000;
         row.overhead_us += end_ns.saturating_sub(self.ours_since_ns) / 1_000;
         row.end = shards::units::WallMs(clock::wall_ms().max(row.ts.0));
-        let empty = empty_row(row.request_id, self.now);
-        self.core.hand_over(std::mem::replace(row, empty))
+        self.core.hand_over(row)
     }
 
     /// What was used, by the provider's word or by estimate; `None` when nothing is booked.
@@ -273,6 +278,7 @@ impl Drop for Life {
             self.settle(status, None);
         }
         self.core.give_passed(&mut self.passed);
+        self.core.give_row(&mut self.row);
     }
 }
 
@@ -284,35 +290,4 @@ fn traceparent(value: &[u8]) -> Option<CompactString> {
             _ => byte.is_ascii_digit() || (b'a'..=b'f').contains(byte),
         });
     is_form.then(|| std::str::from_utf8(value).ok().map(CompactString::from)).flatten()
-}
-
-fn empty_row(request_id: RequestId, now: Now) -> Row {
-    Row {
-        seq: 0,
-        ts: now.wall,
-        end: now.wall,
-        request_id,
-        node: Node::global(),
-        key_id: None,
-        endpoint: Endpoint::Passthrough,
-        model: CompactString::const_new(""),
-        upstream: None,
-        decision: Decision::Error,
-        outcome: None,
-        attempts: 0,
-        refused_by: None,
-        shadow: smallvec::SmallVec::new(),
-        suspended: smallvec::SmallVec::new(),
-        status: 0,
-        forwarded: false,
-        stream: false,
-        usage: Usage::default(),
-        cost: None,
-        price: PriceSource::Unpriced,
-        reserved_tokens: 0,
-        latency_us: 0,
-        first_byte_us: None,
-        overhead_us: 0,
-        traceparent: None,
-    }
 }

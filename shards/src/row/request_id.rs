@@ -21,6 +21,9 @@ const RANDOM_BITS: u32 = 80;
 pub struct RequestId([u8; LENGTH]);
 
 impl RequestId {
+    /// Stands in a row that has not got its id yet.
+    pub const ZERO: RequestId = RequestId(*b"tt_00000000000000000000000000");
+
     /// From the wall clock and 80 random bits (higher bits of `random` are ignored), both read by the caller.
     pub fn new(wall: WallMs, random: u128) -> RequestId {
         // A clock before 1970 is a broken clock: the id is then random only.
@@ -78,6 +81,7 @@ mod tests {
     #[test]
     fn id_is_a_prefix_ten_digits_of_time_and_sixteen_of_chance() {
         assert_eq!(RequestId::new(WallMs(0), 0).as_str(), "tt_00000000000000000000000000");
+        assert_eq!(RequestId::new(WallMs(0), 0), RequestId::ZERO);
         assert_eq!(RequestId::new(WallMs(1), 31).as_str(), "tt_0000000001000000000000000Z");
         // 1,469,918,176,385 ms, the example of the ULID specification.
         assert_eq!(&RequestId::new(WallMs(1_469_918_176_385), 0).as_str()[..13], "tt_01ARYZ6S41");
