@@ -24,6 +24,10 @@ pub struct Allocator;
 
 static HEAP: MiMalloc = MiMalloc;
 
+unsafe extern "C" {
+    fn mi_malloc(bytes: usize) -> *mut libc::c_void;
+}
+
 thread_local! {
     /// No destructor and no lazy beginning: the allocator may look at it at any time.
     static STOCK: Stock = const { Stock::new() };
@@ -151,6 +155,12 @@ fn mapped(bytes: usize) -> usize {
     if bytes > STOCKED_MAX { bytes.next_multiple_of(PAGE) } else { bytes_of(size_of(bytes)) }
 }
 
+/// Whether any block of that size is aligned well enough, which C promises of `malloc` up to 16 bytes. The heap's call for
+/// aligned blocks makes those of more than 1 KB larger than asked for and looks for an aligned place in them.
+fn is_plain(layout: Layout) -> bool {
+    layout.align() <= 16 && layout.size() >= layout.align()
+}
+
 fn is_large(layout: Layout) -> bool {
     layout.size() > SMALL_MAX && layout.align() <= PAGE
 }
@@ -176,6 +186,10 @@ unsafe fn unmap(block: *mut u8, bytes: usize) {
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !is_large(layout) {
+            if is_plain(layout) {
+                // SAFETY: any size will do; the heap frees and grows what either of its calls made.
+                return unsafe { mi_malloc(layout.size()) }.cast();
+            }
             // SAFETY: the caller's promise, passed on.
             return unsafe { HEAP.alloc(layout) };
         }
