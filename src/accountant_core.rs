@@ -205,8 +205,7 @@ impl Accountant {
                 }
                 shared.ledger.wrote_rows(self.waiting_rows);
                 let rows = usize::try_from(self.waiting_rows).unwrap_or(usize::MAX);
-                shared.ledger.remember(&self.waiting, rows);
-                self.waiting.clear();
+                shared.ledger.remember(&mut self.waiting, rows);
                 self.waiting_rows = 0;
                 self.unsynced_since_ns.get_or_insert(now_ns);
                 self.retry_at_ns = 0;

@@ -14,6 +14,11 @@ use crate::metrics::{Histogram, LATENCY_BOUNDS_US};
 
 /// Rows the panel can show without reading the disk.
 const RECENT_ROWS: usize = 1_000;
+/// Batches below this are copied: about 25 rows, so that a slow hour's many batches hold no more than their lines.
+const COPIED_BYTES: usize = 16 * 1024;
+/// Buffers of forgotten batches that are kept for later ones, and how large one may be: 4 x 512 KB = 2 MB at most.
+const SPARE_MAX: usize = 4;
+const SPARE_BYTES_MAX: usize = 512 * 1024;
 
 /// What the accountant does to the disk, and how long it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +39,16 @@ pub struct LedgerState {
     armed: Condvar,
     last_stop: OnceLock<LastStop>,
     trouble: Mutex<Option<Trouble>>,
-    recent: Mutex<VecDeque<(Vec<u8>, usize)>>,
+    recent: Mutex<Recent>,
     took: Mutex<[Histogram; 2]>,
+}
+
+/// The batches that were written last, oldest first, each with its number of rows.
+#[derive(Default)]
+struct Recent {
+    batches: VecDeque<(Vec<u8>, usize)>,
+    rows: usize,
+    spare: Vec<Vec<u8>>,
 }
 
 /// Limits on their way to the accountant, who folds the period's earlier rows into new ones before any gate reads them.
@@ -210,21 +223,27 @@ impl LedgerState {
         self.last_stop.get().unwrap_or(&LastStop::Clean)
     }
 
-    /// Remembers a batch of lines for the panel, in the buffer of the one it forgets for it: a new buffer for each batch
-    /// was a third of the accountant's work at saturation, most of it page faults.
-    pub fn remember(&self, lines: &[u8], rows: usize) {
+    /// Remembers a batch of lines for the panel and leaves an empty buffer in its place: that of a batch it forgets for it.
+    /// Copied, each line would go through the cache once more; and a new buffer for each batch was a third of the
+    /// accountant's work at saturation, most of it page faults.
+    pub fn remember(&self, lines: &mut Vec<u8>, rows: usize) {
         let mut recent = lock(&self.recent);
-        let mut kept = rows + recent.iter().map(|(_, rows)| rows).sum::<usize>();
-        let mut buffer = Vec::new();
-        while kept > RECENT_ROWS
-            && let Some((oldest, rows)) = recent.pop_front()
+        recent.rows += rows;
+        while recent.rows > RECENT_ROWS
+            && let Some((oldest, rows)) = recent.batches.pop_front()
         {
-            kept -= rows;
-            buffer = oldest;
+            recent.rows -= rows;
+            recent.keep_spare(oldest);
         }
-        buffer.clear();
-        buffer.extend_from_slice(lines);
-        recent.push_back((buffer, rows));
+        let batch = if lines.len() < COPIED_BYTES {
+            let copy = lines.as_slice().into();
+            lines.clear();
+            copy
+        } else {
+            let empty = recent.spare.pop().unwrap_or_else(|| Vec::with_capacity(lines.len()));
+            std::mem::replace(lines, empty)
+        };
+        recent.batches.push_back((batch, rows));
     }
 
     /// The newest rows as JSON lines, newest first; about a thousand.
@@ -233,7 +252,16 @@ impl LedgerState {
         let lines = |batch: &Vec<u8>| -> Vec<String> {
             String::from_utf8_lossy(batch).lines().rev().map(str::to_owned).collect()
         };
-        recent.iter().rev().flat_map(|(batch, _)| lines(batch)).collect()
+        recent.batches.iter().rev().flat_map(|(batch, _)| lines(batch)).collect()
+    }
+}
+
+impl Recent {
+    fn keep_spare(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_MAX && (COPIED_BYTES..=SPARE_BYTES_MAX).contains(&buffer.capacity()) {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
     }
 }
 
@@ -262,6 +290,25 @@ mod tests {
         assert_eq!(armed, Ok(3));
         accountant.join().expect("the accountant ended well");
         assert!(ledger.take_limits_to_arm().is_none(), "asked once, armed once");
+    }
+
+    #[test]
+    fn the_panel_has_the_newest_thousand_rows_and_the_accountant_an_empty_buffer() {
+        let ledger = LedgerState::default();
+        let line = |row: usize| format!("{row:>99}\n");
+        let mut lines = Vec::new();
+        let mut row = 0;
+        // Batches that are copied and batches that are handed over, one of them with more rows than are kept.
+        for rows in [1, 1_500, 3, 400, 400, 5, 400] {
+            (row..row + rows).for_each(|row| lines.extend_from_slice(line(row).as_bytes()));
+            row += rows;
+            ledger.remember(&mut lines, rows);
+            assert!(lines.is_empty());
+            let recent = ledger.recent();
+            let newest = (row.saturating_sub(recent.len())..row).rev();
+            assert!(recent.iter().map(|line| line.trim_start().parse::<usize>().expect("a number")).eq(newest));
+        }
+        assert_eq!(ledger.recent().len(), 805, "the batch before them would be more than a thousand");
     }
 
     #[test]
