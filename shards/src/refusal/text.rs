@@ -8,8 +8,17 @@ use jiff::tz::Offset;
 
 use crate::units::WallMs;
 
-/// Appends a whole number.
+/// Appends a whole number. Most of a row's are small, and small ones are digits put there one by one.
+#[inline]
 pub fn integer(value: u64, out: &mut Vec<u8>) {
+    match value {
+        0..10 => out.push(b'0' + value as u8),
+        10..100 => out.extend_from_slice(&[b'0' + (value / 10) as u8, b'0' + (value % 10) as u8]),
+        _ => larger(value, out),
+    }
+}
+
+fn larger(value: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
@@ -136,6 +145,13 @@ mod tests {
         let mut out = Vec::new();
         write(&mut out);
         String::from_utf8(out).expect("these writers write UTF-8")
+    }
+
+    #[test]
+    fn every_length_of_a_number_is_written() {
+        let number = |value| written(|out| integer(value, out));
+        assert_eq!([0, 9, 10, 99, 100, 101].map(number), ["0", "9", "10", "99", "100", "101"].map(String::from));
+        assert_eq!(number(u64::MAX), u64::MAX.to_string());
     }
 
     #[test]

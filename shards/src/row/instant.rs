@@ -12,13 +12,13 @@ const LENGTH: usize = 24;
 const EARLIEST: WallMs = WallMs(-62_167_219_200_000);
 const LATEST: WallMs = WallMs(253_402_207_200_000);
 
-/// Appends an instant. What lies outside the calendar (no clock of ours) is written as the nearest instant inside.
-pub(super) fn encode(wall: WallMs, out: &mut Vec<u8>) {
+/// Spells an instant. What lies outside the calendar (no clock of ours) is written as the nearest instant inside.
+pub(super) fn encode(wall: WallMs) -> [u8; LENGTH] {
     let ms = (wall.clamp(EARLIEST, LATEST).0 + EPOCH_DAY * DAY_MS).unsigned_abs(); // after that day, as all we write is
     let (day, ms_of_day) = (ms / DAY_MS.unsigned_abs(), (ms % DAY_MS.unsigned_abs()) as u32); // a day has fewer than 2^32
     let (year, month, day_of_month) = civil(day);
     let mut text = *b"0000-00-00T00:00:00.000Z";
-    let mut two = |at: usize, value: u32| text[at..at + 2].copy_from_slice(&PAIRS[value as usize % 100]);
+    let mut two = |at: usize, value: u32| [text[at], text[at + 1]] = PAIRS[value as usize % 100];
     two(0, year / 100);
     two(2, year % 100);
     two(5, month);
@@ -28,7 +28,7 @@ pub(super) fn encode(wall: WallMs, out: &mut Vec<u8>) {
     two(17, ms_of_day / 1_000 % 60);
     two(20, ms_of_day % 1_000 / 10);
     text[22] = b'0' + (ms_of_day % 10) as u8; // one decimal digit
-    out.extend_from_slice(&text);
+    text
 }
 
 const DAY_MS: i64 = 86_400_000;
@@ -104,7 +104,7 @@ mod tests {
 
     fn written(ms: i64) -> String {
         let mut out = Vec::new();
-        encode(WallMs(ms), &mut out);
+        out.extend_from_slice(&encode(WallMs(ms)));
         String::from_utf8(out).unwrap()
     }
 

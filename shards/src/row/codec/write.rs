@@ -13,17 +13,16 @@ pub fn encode(row: &Row, replica: &str, out: &mut Vec<u8>) {
     let mut line = Line { out };
     line.number("{\"v\":", VERSION.into());
     line.number(",\"seq\":", row.seq);
-    line.instant(",\"ts\":\"", row.ts);
-    line.instant(",\"end\":\"", row.end);
+    line.instants(row.ts, row.end);
     line.bytes(",\"request_id\":\"", row.request_id.as_bytes());
     line.text(",\"replica\":", replica);
-    line.text(",\"node\":", row.node.as_str());
+    line.word(",\"node\":\"", row.node.as_str());
     line.maybe(",\"key_id\":", row.key_id.as_deref(), Line::text);
     line.word(",\"endpoint\":\"", row.endpoint.as_str());
     line.text(",\"model\":", &row.model);
     line.maybe(",\"upstream\":", row.upstream.as_deref(), Line::text);
     line.word(",\"decision\":\"", row.decision.as_str());
-    line.maybe(",\"outcome\":", row.outcome.map(Outcome::as_str), Line::text);
+    line.maybe(",\"outcome\":", row.outcome.map(Outcome::as_str), Line::quoted);
     line.number(",\"attempts\":", row.attempts.into());
     line.maybe(",\"refused_by\":", row.refused_by.as_ref(), Line::refused_by);
     line.list(",\"shadow\":[", row.shadow.iter().map(|id| &**id));
@@ -72,7 +71,7 @@ impl Line<'_> {
         self.raw(if value { "true" } else { "false" });
     }
 
-    /// A word of ours that needs no escaping; the opening quote is part of the key.
+    /// A word of ours, or a node, that needs no escaping; the opening quote is part of the key.
     #[inline(always)]
     fn word(&mut self, key: &str, value: &str) {
         self.bytes(key, value.as_bytes());
@@ -92,11 +91,20 @@ impl Line<'_> {
         json_string(value, self.out);
     }
 
+    /// A word without an opening quote in its key.
     #[inline(always)]
-    fn instant(&mut self, key: &str, value: WallMs) {
+    fn quoted(&mut self, key: &str, value: &str) {
         self.raw(key);
-        instant::encode(value, self.out);
-        self.raw("\"");
+        self.word("\"", value);
+    }
+
+    /// When the request came and when it was settled: often the same tick of the clock, which is spelled once then.
+    #[inline(always)]
+    fn instants(&mut self, ts: WallMs, end: WallMs) {
+        let began = instant::encode(ts);
+        let ended = if end == ts { began } else { instant::encode(end) };
+        self.bytes(",\"ts\":\"", &began);
+        self.bytes(",\"end\":\"", &ended);
     }
 
     #[inline(always)]
@@ -132,7 +140,7 @@ impl Line<'_> {
     fn refused_by(&mut self, key: &str, by: &RefusedBy) {
         self.raw(key);
         self.text("{\"limit_id\":", &by.limit_id);
-        self.text(",\"node\":", by.node.as_str());
+        self.word(",\"node\":\"", by.node.as_str());
         self.word(",\"limit_type\":\"", by.limit_type.as_str());
         self.raw("}");
     }
