@@ -76,7 +76,7 @@ fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now
         "posture": limit.posture.as_str(),
         "enforcement": enforcement(limit, n_live, converges, suspended),
     });
-    value["basis"] = json!(basis(armed, converges && shared.convergence_age_ms(now.mono).is_some(), &told));
+    value["basis"] = json!(basis(armed, converges && shared.convergence_age_ms(|| now.mono.0).is_some(), &told));
     if let Some(period) = &limit.period {
         value["period"] = json!(period_text(period));
     }
@@ -98,7 +98,7 @@ fn standing_told(shared: &Shared, armed: &Armed, told: Option<Outcome>, now: Now
             let left = limit.amount.saturating_sub(reading.observed);
             value["used"] = amount(limit.kind, reading.observed);
             if converges {
-                value["exchange_age_ms"] = json!(shared.convergence_age_ms(now.mono));
+                value["exchange_age_ms"] = json!(shared.convergence_age_ms(|| now.mono.0));
             }
             value["remaining"] = amount(limit.kind, left);
             // Nothing was folded in this period yet: the calendar knows when it ends all the same.

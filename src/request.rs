@@ -14,6 +14,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::rc::Rc;
 
+use io::clock;
 use io::http1::{Method, target};
 use io::json::{Asked, BadBody, Splice};
 use io::runtime::{give_buffer, take_buffer};
@@ -24,6 +25,7 @@ use shards::row::{Decision, Outcome};
 use shards::scope::Endpoint;
 use shards::settle::OutputBound;
 use shards::suspend::Reason;
+use shards::units::WallMs;
 use smallvec::SmallVec;
 
 use self::life::Life;
@@ -417,12 +419,12 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, life: &mu
                 tee_lag_rows: core.shared.tee_lag_rows(),
                 dropped_rows: core.shared.dropped_rows(),
                 convergence_lag_rows: refusal.bound.convergence_lag_rows,
-                convergence_age_ms: core.shared.convergence_age_ms(core.now().mono),
+                convergence_age_ms: core.shared.convergence_age_ms(clock::mono_ns),
             };
-            life.refused(refusal);
             refusal.headers(&mut headers);
             let mut body = take_buffer();
             refusal.body(life.family, id.as_bytes(), &mut body);
+            life.refused(refusal);
             (429, body)
         }
         Stop::Fault(fault, message) => {
@@ -455,7 +457,7 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, life: &mu
     }
     life.close(status, None).await;
     let mut out = take_buffer();
-    core.date(core.now().wall, |date| io::http1::write::field(&mut headers, "date", date.as_bytes()));
+    core.date(WallMs(clock::wall_ms()), |date| io::http1::write::field(&mut headers, "date", date.as_bytes()));
     let extra = Extra { headers: &headers, without_body: client.head.method == Method::Head, close: !keeps };
     respond::answer(&mut out, status, id.as_bytes(), &bytes, extra);
     give_buffer(headers);

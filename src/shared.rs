@@ -116,10 +116,11 @@ impl Shared {
         self.coordination.as_ref().map_or((1, FleetSeen::default()), |coordination| coordination.seen(now))
     }
 
-    /// Since peers' burn was last exchanged; `None`: never since boot, or without a shared store.
-    pub fn convergence_age_ms(&self, now: MonoNs) -> Option<u64> {
+    /// Since peers' burn was last exchanged; `None`: never since boot, or without a shared store. `now_ns` is only asked
+    /// where there is one: a refusal has no time to look at a clock for nothing.
+    pub fn convergence_age_ms(&self, now_ns: impl FnOnce() -> u64) -> Option<u64> {
         let flushed = self.coordination.as_ref()?.fleet.convergence.flushed()?;
-        Some(now.since(flushed) / 1_000_000)
+        Some(MonoNs(now_ns()).since(flushed) / 1_000_000)
     }
 
     /// Rows handed over by the cores and not folded yet.

@@ -11,7 +11,7 @@ use shards::gate::Passed;
 use shards::price::{PriceSource, Terms, cost_of};
 use shards::refusal::{Family, Refusal};
 use shards::row::{Decision, Outcome, RefusedBy, RequestId, Row};
-use shards::scope::Endpoint;
+use shards::scope::{Endpoint, Node};
 use shards::settle::Settlement;
 use shards::units::{MonoNs, NanoUsd, Now};
 use shards::usage::{Estimate, Usage, UsageReport, settle_usage};
@@ -160,12 +160,12 @@ impl Life {
         self.row.decision = Decision::Admitted;
     }
 
-    /// A gate refused it.
-    pub fn refused(&mut self, refusal: &Refusal) {
+    /// A gate refused it, which the caller is told already: the row takes the refusal's node over.
+    pub fn refused(&mut self, refusal: &mut Refusal) {
         self.row.decision = Decision::Refused;
         let limit = &refusal.limit;
-        self.row.refused_by =
-            Some(RefusedBy { limit_id: limit.id.clone(), node: refusal.node.clone(), limit_type: limit.kind });
+        let node = std::mem::replace(&mut refusal.node, Node::global());
+        self.row.refused_by = Some(RefusedBy { limit_id: limit.id.clone(), node, limit_type: limit.kind });
     }
 
     /// It is about to be sent to this upstream.

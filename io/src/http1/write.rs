@@ -10,9 +10,10 @@ pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// `HTTP/1.1 200 OK` with its line end.
 pub fn status_line(out: &mut Vec<u8>, status: u16) {
-    if status == 200 {
-        out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
-        return;
+    match status {
+        200 => return out.extend_from_slice(b"HTTP/1.1 200 OK\r\n"),
+        429 => return out.extend_from_slice(b"HTTP/1.1 429 Too Many Requests\r\n"),
+        _ => {}
     }
     out.extend_from_slice(b"HTTP/1.1 ");
     number(out, u64::from(status));

@@ -103,12 +103,13 @@ fn enforcement(refusal: &Refusal, json: &mut Json) {
         }
         json.end();
     }
-    let parts: SmallVec<[Cow<'_, str>; 3]> =
-        [bounds::lag_note(kind).map(Cow::Borrowed), overdue(refusal), outage(refusal)].into_iter().flatten().collect();
-    match parts.as_slice() {
-        [] => {}
-        [only] => json.text("note", only),
-        parts => json.text("note", &parts.join("; ")),
+    let parts = [bounds::lag_note(kind).map(Cow::Borrowed), overdue(refusal), outage(refusal)];
+    for (place, part) in parts.iter().flatten().enumerate() {
+        if place == 0 {
+            json.text("note", part);
+        } else {
+            json.more("; ", part);
+        }
     }
     if !refusal.suspended.is_empty() {
         json.key("suspended");
@@ -190,6 +191,15 @@ impl Json<'_> {
         self.out.push(b'"');
         self.out.extend_from_slice(value.as_bytes());
         self.out.push(b'"');
+    }
+
+    /// Lengthens the text that was written last.
+    fn more(&mut self, between: &'static str, value: &str) {
+        debug_assert!(is_plain(value), "{value:?} needs escaping");
+        let closing_quote = self.out.pop();
+        self.out.extend_from_slice(between.as_bytes());
+        self.out.extend_from_slice(value.as_bytes());
+        self.out.extend(closing_quote);
     }
 
     #[inline(always)]
