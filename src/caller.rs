@@ -115,7 +115,7 @@ pub fn identify(
 ) -> Result<Rc<Caller>, Unknown> {
     let keys = &view.rules.config.governance.keys;
     let serves_anonymous = keys.require_key != RequireKey::Required && keys.anonymous != Anonymous::Refuse;
-    let token = match virtual_token(head, buf)? {
+    let token = match virtual_token(head, buf, &memo.token)? {
         Some(token) => token,
         None => return if serves_anonymous { Ok(Rc::new(Caller::anonymous())) } else { Err(Unknown::NoKey) },
     };
@@ -148,8 +148,8 @@ pub fn identify(
     Ok(caller)
 }
 
-/// The one virtual key of a request, wherever it stands.
-fn virtual_token<'b>(head: &RequestHead, buf: &'b [u8]) -> Result<Option<&'b [u8]>, Unknown> {
+/// The one virtual key of a request, wherever it stands. `known` is the one that is expected, without a blank in it.
+fn virtual_token<'b>(head: &RequestHead, buf: &'b [u8], known: &[u8]) -> Result<Option<&'b [u8]>, Unknown> {
     let mut found: Option<&[u8]> = None;
     let mut see = |token: &'b [u8]| match found {
         Some(other) if other != token => Err(Unknown::TwoKeys),
@@ -159,7 +159,7 @@ fn virtual_token<'b>(head: &RequestHead, buf: &'b [u8]) -> Result<Option<&'b [u8
         }
     };
     for (name, value) in head.fields.named_of_kind(buf, FieldKind::Credential) {
-        let token = token_of(value);
+        let token = token_if(value, known).unwrap_or_else(|| token_of(value));
         // The header made for our keys holds nothing else.
         if name.eq_ignore_ascii_case(b"x-tt-key") || keys::is_virtual(token) {
             see(token)?;
@@ -171,6 +171,13 @@ fn virtual_token<'b>(head: &RequestHead, buf: &'b [u8]) -> Result<Option<&'b [u8
         }
     }
     Ok(found)
+}
+
+/// The credential itself, if it is this one: told by its last bytes, where [`token_of`] looks at each of them.
+fn token_if<'b>(value: &'b [u8], known: &[u8]) -> Option<&'b [u8]> {
+    let at = value.len().checked_sub(known.len()).filter(|_| !known.is_empty())?;
+    let (before, token) = value.split_at_checked(at)?;
+    (token == known && before.last().is_none_or(u8::is_ascii_whitespace)).then_some(token)
 }
 
 /// The credential itself: what follows the scheme (`Bearer`, `Token`, …), if there is one.
