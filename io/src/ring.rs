@@ -87,7 +87,9 @@ impl<T> RingSender<T> {
                 return false;
             }
         }
-        self.counts.handed_over.fetch_add(1, Ordering::Relaxed);
+        // Written by this producer alone, so no locked instruction is needed.
+        let handed_over = self.counts.handed_over.load(Ordering::Relaxed);
+        self.counts.handed_over.store(handed_over + 1, Ordering::Relaxed);
         self.pager.page();
         true
     }
