@@ -7,7 +7,7 @@ mod dice;
 
 use common::RedisServer;
 use dice::Dice;
-use io::redis::admission;
+use io::redis::{Reply, admission};
 use serde_json::{Value, json};
 use shards::rate::{Algorithm, RateParams, RateSpec, Retry, Script, ScriptReply, Standing, step};
 use shards::units::MonoNs;
@@ -27,11 +27,11 @@ fn run(server: &RedisServer, script: Script, base_us: u64, steps: &[(u64, [u64; 
         "local function count(KEYS, ARGV, now)\n{body}\nend\n\
          local replies = {{}}\n\
          for nth, step in ipairs(cjson.decode(ARGV[1])) do\n\
-             replies[nth] = count(KEYS, {{step[2], step[3], step[4]}}, tonumber(step[1]))\n\
+             replies[nth] = count(KEYS, {{struct.pack('<ddd', step[2], step[3], step[4])}}, tonumber(step[1]))\n\
          end\n\
          return replies"
     );
-    // As text: the scripts are given text in service, and JSON numbers would be doubles printed by Lua.
+    // As text: JSON numbers would be rounded to 14 digits on their way.
     let texts: Vec<[String; 4]> = steps
         .iter()
         .map(|(at_us, [one, two, three])| {
@@ -41,7 +41,13 @@ fn run(server: &RedisServer, script: Script, base_us: u64, steps: &[(u64, [u64; 
     server.tell(&["DEL", "scope"]);
     let reply = server.ask(&["EVAL", &driver, "1", "scope", &json!(texts).to_string()]);
     let replies = reply.array().unwrap_or_else(|| panic!("{reply:?}"));
-    replies.iter().map(|reply| reply.array().unwrap().iter().map(|word| word.integer().unwrap()).collect()).collect()
+    replies.iter().map(words).collect()
+}
+
+/// An array of words, or one word alone.
+fn words(reply: &Reply) -> Vec<i64> {
+    let words = reply.array().unwrap_or(std::slice::from_ref(reply));
+    words.iter().map(|word| word.integer().unwrap_or_else(|| panic!("{reply:?}"))).collect()
 }
 
 fn read(params: &RateParams, words: &[i64], cost: u64) -> (bool, Retry, Standing) {
@@ -204,11 +210,12 @@ fn every_key_expires_when_it_is_full_again_and_holds_nothing_but_numbers() {
             Script::FixedWindow => admission::FIXED_WINDOW,
             Script::SlidingWindow => admission::SLIDING_WINDOW,
         });
+        let text = format!("local ARGV = {{struct.pack('<ddd', ARGV[1], ARGV[2], ARGV[3])}}\n{text}");
         server.tell(&["DEL", "scope"]);
         for cost in [1, 0] {
             let [one, two, three] = params.script_args(cost).map(|arg| arg.to_string());
             let reply = server.ask(&["EVAL", &text, "1", "scope", &one, &two, &three]);
-            let words: Vec<i64> = reply.array().unwrap().iter().map(|word| word.integer().unwrap()).collect();
+            let words = words(&reply);
             let (admitted, _, standing) = read(&params, &words, cost);
             assert!(admitted && standing.remaining == 59, "{words:?}");
             let ttl_ms = server.ask(&["PTTL", "scope"]).integer().unwrap();
@@ -217,7 +224,8 @@ fn every_key_expires_when_it_is_full_again_and_holds_nothing_but_numbers() {
         // Somebody else's value under our key counts as nothing, and does not live on.
         server.tell(&["SET", "scope", "nan"]);
         let [one, two, three] = params.script_args(1).map(|arg| arg.to_string());
-        assert!(server.ask(&["EVAL", &text, "1", "scope", &one, &two, &three]).array().is_some());
+        let words = words(&server.ask(&["EVAL", &text, "1", "scope", &one, &two, &three]));
+        assert!(read(&params, &words, 1).0, "{words:?}");
         assert!(server.ask(&["PTTL", "scope"]).integer().unwrap() > 0);
     }
 }

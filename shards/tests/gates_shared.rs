@@ -20,7 +20,7 @@ fn shared(decl: LimitDecl) -> LimitDecl {
 
 /// A backlog of so many µs behind the verdict.
 fn backlog(admitted: bool, us: i64) -> ScriptReply {
-    ScriptReply::of(Script::Backlog, [i64::from(admitted), us]).expect("what the script says")
+    ScriptReply::of(Script::Backlog, [if admitted { us } else { !us }]).expect("what the script says")
 }
 
 /// Walks to the end, with these answers in the order of asking. Gives the calls that were made.

@@ -198,8 +198,8 @@ impl World {
 
     fn hear(&mut self, reply: &Reply) {
         let words = match (reply.call, reply.said) {
-            (Some(id), Line::Verdict { admitted }) => [i64::from(admitted), id as i64],
-            _ => [0; 2],
+            (Some(id), Line::Verdict { admitted }) => [if admitted { id as i64 } else { !(id as i64) }],
+            _ => [0],
         };
         let said = match reply.said {
             Line::Verdict { .. } => Said::Words(&words),
@@ -266,7 +266,7 @@ impl World {
             assert!(late_ns <= STEP_NS, "call {} waited {late_ns} ns past its deadline", call.id);
             let told = outcome.map(|reply| {
                 let rate = any_rate();
-                // The reply's second word is the id of the call it belongs to.
+                // The reply's backlog is the id of the call it belongs to.
                 let (admitted, _, standing) = rate.read_script(&reply, 1);
                 assert_eq!(standing.reset_ns / US, call.id, "a reply went to another call");
                 admitted

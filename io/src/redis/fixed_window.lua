@@ -1,7 +1,7 @@
--- fixed_window. KEYS[1] holds `index:count` of the present window; no key means nothing was counted in it. ARGV: the
--- period in µs, the amount, what the call counts. Replies whether it was admitted, the count after it, and the µs until
--- the window closes.
-local period, amount, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+-- fixed_window. KEYS[1] holds `index:count` of the present window; no key means nothing was counted in it. ARGV[1], three
+-- doubles: the period in µs, the amount, what the call counts. Replies whether it was admitted, the count after it, and
+-- the µs until the window closes.
+local period, amount, cost = struct.unpack('<ddd', ARGV[1])
 local elapsed = math.fmod(now, period)
 local index, count, ahead = (now - elapsed) / period, 0, 0
 local held = redis.call('GET', KEYS[1])

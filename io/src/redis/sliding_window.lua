@@ -1,7 +1,7 @@
--- sliding_window. KEYS[1] holds `index:previous:current`; no key means nothing was counted in either window. ARGV: the
--- period in µs, the amount, what the call counts. Replies whether it was admitted, both counts after it, the µs of the
--- previous window that the last period overlaps, and the µs until the present one closes.
-local period, amount, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+-- sliding_window. KEYS[1] holds `index:previous:current`; no key means nothing was counted in either window. ARGV[1], three
+-- doubles: the period in µs, the amount, what the call counts. Replies whether it was admitted, both counts after it, the
+-- µs of the previous window that the last period overlaps, and the µs until the present one closes.
+local period, amount, cost = struct.unpack('<ddd', ARGV[1])
 local elapsed = math.fmod(now, period)
 local index, previous, current, ahead = (now - elapsed) / period, 0, 0, 0
 local held = redis.call('GET', KEYS[1])

@@ -30,7 +30,7 @@ impl Script {
     /// How many words its reply has.
     const fn words(self) -> usize {
         match self {
-            Script::Backlog => 2,
+            Script::Backlog => 1,
             Script::FixedWindow => 3,
             Script::SlidingWindow => 5,
         }
@@ -41,18 +41,27 @@ impl Script {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScriptReply {
     script: Script,
+    /// Whether it was admitted, and the state after it.
     words: [u64; 5],
 }
 
 impl ScriptReply {
     /// `None` for what the script cannot say: another number of words, or words out of range.
     pub fn of(script: Script, words: impl IntoIterator<Item = i64>) -> Option<ScriptReply> {
-        let mut held = [0; 5];
-        let mut count = 0;
+        let (mut held, mut count) = ([0; 5], 0);
         for word in words {
-            *held.get_mut(count)? = u64::try_from(word).ok().filter(|_| word <= WORD_MAX)?;
+            *held.get_mut(count)? = word;
             count += 1;
         }
+        if script == Script::Backlog {
+            // One word says both: b, or -1 - b for a refusal, which is !b.
+            let [said, ..] = held;
+            held[..2].copy_from_slice(&[i64::from(said >= 0), said.max(!said)]);
+        }
+        if !held.iter().all(|word| (0..=WORD_MAX).contains(word)) {
+            return None;
+        }
+        let held = held.map(i64::cast_unsigned); // none is negative
         let [admitted, first, second, overlap, _] = held;
         let in_range = match script {
             Script::Backlog => true,
@@ -175,11 +184,11 @@ mod tests {
     fn a_backlog_is_told_in_units() {
         let sixty = rate(60, Algorithm::Gcra);
         assert_eq!(sixty.script_args(1), [1_000_000, 60_000_000, 119_000_000]);
-        let reply = ScriptReply::of(Script::Backlog, [1, 1_500_000]).unwrap();
+        let reply = ScriptReply::of(Script::Backlog, [1_500_000]).unwrap();
         let (admitted, retry, standing) = sixty.read_script(&reply, 1);
         assert!(admitted && retry == Retry::Now);
         assert_eq!(standing, Standing { remaining: 58, reset_ns: 1_500_000_000, next_ns: 500_000_000 });
-        let full = ScriptReply::of(Script::Backlog, [0, 60_000_000]).unwrap();
+        let full = ScriptReply::of(Script::Backlog, [-60_000_001]).unwrap();
         assert_eq!(sixty.read_script(&full, 1).1, Retry::After { ns: SECOND });
         assert_eq!(sixty.read_script(&full, 61).1, Retry::Never);
         // Seven a minute do not divide: 8,571,428.57 µs are rounded up once.
@@ -203,11 +212,12 @@ mod tests {
     #[test]
     fn what_no_script_says_is_no_reply() {
         let of = |script, words: &[i64]| ScriptReply::of(script, words.iter().copied());
-        assert_eq!(of(Script::Backlog, &[2, 0]), None);
-        assert_eq!(of(Script::Backlog, &[1]), None);
-        assert_eq!(of(Script::Backlog, &[1, 0, 0]), None);
-        assert_eq!(of(Script::Backlog, &[1, -1]), None);
-        assert_eq!(of(Script::Backlog, &[1, i64::MAX]), None);
+        assert_eq!(of(Script::Backlog, &[]), None);
+        assert_eq!(of(Script::Backlog, &[1, 0]), None);
+        assert_eq!(of(Script::Backlog, &[i64::MAX]), None);
+        assert_eq!(of(Script::Backlog, &[i64::MIN]), None);
+        assert!(of(Script::Backlog, &[0]).is_some_and(|reply| reply.is_admitted()));
+        assert!(of(Script::Backlog, &[-1]).is_some_and(|reply| !reply.is_admitted()));
         assert_eq!(of(Script::FixedWindow, &[1, 1 << 40, 1]), None);
         assert_eq!(of(Script::SlidingWindow, &[1, 1, 1 << 21, 1, 1]), None);
         assert_eq!(of(Script::SlidingWindow, &[1, 1, 1, 1, 1, 1]), None);
@@ -225,8 +235,9 @@ mod tests {
                 let rate = RateParams::new(spec).unwrap();
                 for word in [0, 1, (1 << 20) - 1, WORD_MAX] {
                     for script in Script::ALL {
-                        let words = vec![word; script.words() - 1];
-                        let Some(reply) = ScriptReply::of(script, std::iter::once(0).chain(words)) else { continue };
+                        let refused = if script == Script::Backlog { !word } else { 0 };
+                        let words = std::iter::once(refused).chain(vec![word; script.words() - 1]);
+                        let Some(reply) = ScriptReply::of(script, words) else { continue };
                         for cost in [0, 1, 1_000, u64::MAX] {
                             let _ = (rate.read_script(&reply, cost), rate.script_args(cost));
                         }
