@@ -120,9 +120,10 @@ impl Coordination {
         self.reachable.store(reachable, Ordering::Relaxed);
     }
 
-    /// Counts a verdict of the store by the time from writing the call to reading the reply.
-    pub fn answered_in(&self, rtt_us: u64) {
-        self.rtt.lock().unwrap_or_else(PoisonError::into_inner).record(rtt_us);
+    /// Counts so many verdicts of the store by the time from writing their calls to reading the reply.
+    pub fn answered_in(&self, rtt_us: u64, verdicts: u32) {
+        let mut rtt = self.rtt.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..verdicts).for_each(|_| rtt.record(rtt_us));
     }
 
     /// How long verdicts of the store took.

@@ -18,6 +18,17 @@ const BASE_US: u64 = 1_796_000_000_000_000;
 /// Runs one script over many steps in one call. A key cannot expire while a script runs, so the test's clock is the only
 /// one; the scripts' expiry is another test's.
 fn run(server: &RedisServer, script: Script, base_us: u64, steps: &[(u64, [u64; 3])]) -> Vec<Vec<i64>> {
+    run_together(server, script, base_us, steps, 1)
+}
+
+/// The same with so many calls in each step.
+fn run_together(
+    server: &RedisServer,
+    script: Script,
+    base_us: u64,
+    steps: &[(u64, [u64; 3])],
+    calls: usize,
+) -> Vec<Vec<i64>> {
     let body = match script {
         Script::Backlog => admission::BACKLOG,
         Script::FixedWindow => admission::FIXED_WINDOW,
@@ -27,7 +38,7 @@ fn run(server: &RedisServer, script: Script, base_us: u64, steps: &[(u64, [u64; 
         "local function count(KEYS, ARGV, now)\n{body}\nend\n\
          local replies = {{}}\n\
          for nth, step in ipairs(cjson.decode(ARGV[1])) do\n\
-             replies[nth] = count(KEYS, {{struct.pack('<ddd', step[2], step[3], step[4])}}, tonumber(step[1]))\n\
+             replies[nth] = count(KEYS, {{struct.pack('<ddd', step[2], step[3], step[4]), ARGV[2]}}, tonumber(step[1]))\n\
          end\n\
          return replies"
     );
@@ -39,7 +50,9 @@ fn run(server: &RedisServer, script: Script, base_us: u64, steps: &[(u64, [u64; 
         })
         .collect();
     server.tell(&["DEL", "scope"]);
-    let reply = server.ask(&["EVAL", &driver, "1", "scope", &json!(texts).to_string()]);
+    let (steps, calls) = (json!(texts).to_string(), calls.to_string());
+    let with_calls = ["EVAL", &driver, "1", "scope", &steps, &calls];
+    let reply = server.ask(if calls == "1" { &with_calls[..5] } else { &with_calls });
     let replies = reply.array().unwrap_or_else(|| panic!("{reply:?}"));
     replies.iter().map(words).collect()
 }
@@ -191,6 +204,33 @@ fn scripts_and_cells_answer_alike_step_by_step() {
     }
     println!("{compared} steps alike");
     assert!(compared > 20_000);
+}
+
+#[test]
+fn calls_that_go_together_are_answered_as_one_after_the_other() {
+    let server = RedisServer::start();
+    let mut dice = Dice(7);
+    let second = 1_000_000_000;
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow, Algorithm::SlidingWindow] {
+        let rate = RateSpec { amount: 100, period_ns: 10 * second, burst: 30, algorithm, debt: false };
+        let params = RateParams::new(rate).unwrap();
+        for calls in [2, 3, 64] {
+            let mut at_us = 0;
+            let steps: Vec<_> = (0..200)
+                .map(|_| {
+                    at_us += dice.roll(200_000) * calls as u64;
+                    (at_us, params.script_args(dice.roll(4)))
+                })
+                .collect();
+            let alone: Vec<_> = steps.iter().flat_map(|step| std::iter::repeat_n(*step, calls)).collect();
+            let together = run_together(&server, params.script(), BASE_US, &steps, calls);
+            let alone = run(&server, params.script(), BASE_US, &alone);
+            assert_eq!(together.concat(), alone.concat(), "{algorithm:?}, {calls} calls");
+            let replies = alone.iter().map(|words| read(&params, words, 1).0);
+            let admitted = replies.filter(|admitted| *admitted).count();
+            assert!((1..alone.len()).contains(&admitted), "{algorithm:?}: {admitted} admitted");
+        }
+    }
 }
 
 #[test]

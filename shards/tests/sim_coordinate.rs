@@ -40,14 +40,15 @@ enum Mood {
 /// What the store would say, and when.
 struct Reply {
     due_ns: u64,
-    /// The call it belongs to; `None`: to a load.
-    call: Option<u64>,
+    /// What its calls are known by in the store; `None`: it belongs to a load.
+    name: Option<u64>,
     said: Line,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Line {
-    Verdict { admitted: bool },
+    /// Whether each of the calls was admitted.
+    Verdicts(Vec<bool>),
     NoScript,
     Error,
     Nonsense,
@@ -85,6 +86,8 @@ struct World {
     admitted_by_store: u64,
     probes: Vec<u64>,
     opened: u32,
+    /// The most calls of one command.
+    together: u32,
     scope: ScopeHash,
 }
 
@@ -107,6 +110,7 @@ impl World {
             admitted_by_store: 0,
             probes: Vec::new(),
             opened: 0,
+            together: 0,
             scope: ScopeHash::named(b"one limit", b"__global"),
         }
     }
@@ -147,7 +151,7 @@ impl World {
         }
         let ticket = self.tickets[core].issue().expect("few calls are out");
         let budget = Budget::starting(now);
-        let call = EvalCall { scope: self.scope, script: Script::Backlog, args: [id, 0, 0] };
+        let call = EvalCall { scope: self.scope, script: Script::Backlog, args: [name(id), 0, 0] };
         self.call_of.insert((core, hash(ticket)), id);
         self.rings[core].push_back(Asked { to: (core, ticket), call, deadline: budget.deadline() });
         self.waiting[core].push(Call { id, ticket, budget, is_probe: pass == Pass::Probe });
@@ -197,12 +201,13 @@ impl World {
     }
 
     fn hear(&mut self, reply: &Reply) {
-        let words = match (reply.call, reply.said) {
-            (Some(id), Line::Verdict { admitted }) => [if admitted { id as i64 } else { !(id as i64) }],
-            _ => [0],
+        let word = |name: u64, admitted: bool| if admitted { name as i64 } else { !(name as i64) };
+        let words: Vec<i64> = match (reply.name, &reply.said) {
+            (Some(name), Line::Verdicts(verdicts)) => verdicts.iter().map(|admitted| word(name, *admitted)).collect(),
+            _ => Vec::new(),
         };
         let said = match reply.said {
-            Line::Verdict { .. } => Said::Words(&words),
+            Line::Verdicts(_) => Said::Words(&words),
             Line::NoScript => Said::NoScript,
             Line::Error => Said::Error,
             Line::Nonsense => Said::Other,
@@ -220,31 +225,32 @@ impl World {
         // In order, whatever each takes.
         let earlier = self.store.line.back().map_or(0, |reply| reply.due_ns);
         let due_ns = self.now_ns.saturating_add(delay_ns).max(earlier);
-        let (call, said) = match command {
+        let (name, said) = match command {
             Command::Load(_) => {
                 self.store.has_script = true;
                 (None, Line::Nonsense)
             }
-            Command::Eval(call) => {
-                let id = call.args[0];
-                *self.written.entry(id).or_default() += 1;
+            Command::Eval(call, calls) => {
+                let [name, ..] = call.args;
+                *self.written.entry(name).or_default() += calls;
+                self.together = self.together.max(calls);
                 let said = match self.store.mood {
                     Mood::Erring => Line::Error,
                     Mood::Lying => Line::Nonsense,
                     _ if !self.store.has_script => {
-                        *self.no_script.entry(id).or_default() += 1;
+                        *self.no_script.entry(name).or_default() += calls;
                         Line::NoScript
                     }
                     _ => {
-                        let admitted = self.store.used < LIMIT;
-                        self.store.used += u64::from(admitted);
-                        Line::Verdict { admitted }
+                        let admitted = u64::from(calls).min(LIMIT - self.store.used);
+                        self.store.used += admitted;
+                        Line::Verdicts((0..u64::from(calls)).map(|nth| nth < admitted).collect())
                     }
                 };
-                (Some(id), said)
+                (Some(name), said)
             }
         };
-        self.store.line.push_back(Reply { due_ns, call, said });
+        self.store.line.push_back(Reply { due_ns, name, said });
     }
 
     /// A core looks who has an answer, and who waits no longer.
@@ -266,9 +272,9 @@ impl World {
             assert!(late_ns <= STEP_NS, "call {} waited {late_ns} ns past its deadline", call.id);
             let told = outcome.map(|reply| {
                 let rate = any_rate();
-                // The reply's backlog is the id of the call it belongs to.
+                // The reply's backlog is the name of the call it belongs to.
                 let (admitted, _, standing) = rate.read_script(&reply, 1);
-                assert_eq!(standing.reset_ns / US, call.id, "a reply went to another call");
+                assert_eq!(standing.reset_ns / US, name(call.id), "a reply went to another call");
                 admitted
             });
             assert_eq!(self.call_of.get(&(core, hash(call.ticket))), Some(&call.id));
@@ -291,15 +297,28 @@ impl World {
     }
 
     fn check(&self) {
-        for (id, count) in &self.written {
-            let may = 1 + self.no_script.get(id).copied().unwrap_or(0).min(1);
-            assert!(*count <= may, "call {id} was sent {count} times");
+        for (name, count) in &self.written {
+            let calls = if is_shared(*name) { ALIKE as u32 } else { 1 };
+            let may = calls + self.no_script.get(name).copied().unwrap_or(0).min(calls);
+            assert!(*count <= may, "calls {name} were sent {count} times");
         }
         assert!(self.admitted_by_store <= LIMIT, "{} admitted of {LIMIT}", self.admitted_by_store);
         for pair in self.probes.windows(2) {
             assert!(pair[1] - pair[0] >= BREAKER_PROBE_NS - MS, "two probes within {} ns", pair[1] - pair[0]);
         }
     }
+}
+
+/// Calls of one name in every other block of so many: alike, so that the lane puts them together.
+const ALIKE: u64 = 4;
+
+/// What a call is known by in the store.
+fn name(id: u64) -> u64 {
+    if is_shared(id) { id / ALIKE * ALIKE } else { id }
+}
+
+fn is_shared(id: u64) -> bool {
+    (id / ALIKE).is_multiple_of(2)
 }
 
 /// Sixty a minute: one unit is a second, and the backlog of a reply is read back as its reset.
@@ -349,6 +368,7 @@ fn run(seed: u64) -> (u64, u32, usize) {
     world.check();
     assert!(world.tickets.iter().all(|tickets| tickets.out() == 0), "every ticket came back");
     assert_eq!(world.outcomes.len() as u64, world.next_id - 1, "every call had its outcome");
+    assert!(world.together > 1, "no calls alike went together");
     (world.next_id, world.opened, world.probes.len())
 }
 

@@ -57,6 +57,8 @@ pub struct Admissions {
     link: Link,
     /// The scripts' names on the server, in the order of [`Script::ALL`].
     names: Vec<Vec<u8>>,
+    /// Of the reply that is being read.
+    words: Vec<i64>,
     pause_ns: u64,
     late: u64,
     /// Some call has needed the connection, though it may be gone by now.
@@ -81,6 +83,7 @@ impl Admissions {
             lane: Lane::default(),
             link: Link::Unused,
             names: Vec::new(),
+            words: Vec::new(),
             pause_ns: DIAL_PAUSE_NS,
             late: 0,
             is_needed: false,
@@ -167,12 +170,11 @@ impl Admissions {
                 Ok(None) => break read.err(),
                 Err(trouble) => break Some(trouble),
             };
-            let mut words = [0; 8];
             if let Some(error) = reply.error() {
                 heard(&self.coordination, &error);
             }
-            match self.lane.said(spoken(&reply, &mut words), now(), &self.coordination.breaker) {
-                Ok(Some(rtt_ns)) => self.coordination.answered_in(rtt_ns / 1_000),
+            match self.lane.said(spoken(&reply, &mut self.words), now(), &self.coordination.breaker) {
+                Ok(Some(answered)) => self.coordination.answered_in(answered.rtt_ns / 1_000, answered.calls),
                 Ok(None) => {}
                 Err(_) => break Some(Trouble::Unasked),
             }
@@ -278,7 +280,7 @@ impl Admissions {
             Command::Load(script) => {
                 batch.push(&[b"SCRIPT", b"LOAD", text(script).as_bytes()]);
             }
-            Command::Eval(call) => eval(&mut batch, names, &call),
+            Command::Eval(call, calls) => eval(&mut batch, names, &call, calls),
         });
         let written = match connection.queue(&batch) {
             // Reads too, if something has come meanwhile; the next turn of the loop looks at it.
@@ -323,11 +325,18 @@ fn heard(coordination: &Coordination, error: &str) {
     }
 }
 
-/// `EVALSHA name 1 key args`, the three as doubles in a row: a script reads them without a conversion of text each.
-fn eval(batch: &mut Pipeline, names: &[Vec<u8>], call: &EvalCall) {
+/// `EVALSHA name 1 key args [calls]`, the three as doubles in a row: a script reads them without a conversion of text each.
+fn eval(batch: &mut Pipeline, names: &[Vec<u8>], call: &EvalCall, calls: u32) {
     let args = call.args.map(|arg| (arg as f64).to_le_bytes()); // whole numbers below 2^53
     let name = names.get(call.script as usize).map_or(&b""[..], Vec::as_slice);
-    batch.push(&[b"EVALSHA", name, b"1", &call.scope.key(RATE_PREFIX), args.as_flattened()]);
+    let key = call.scope.key(RATE_PREFIX);
+    let one: [&[u8]; 5] = [b"EVALSHA", name, b"1", &key, args.as_flattened()];
+    if calls == 1 {
+        batch.push(&one);
+    } else {
+        let [eval, name, keys, key, args] = one;
+        batch.push(&[eval, name, keys, key, args, itoa::Buffer::new().format(calls).as_bytes()]);
+    }
 }
 
 fn text(script: Script) -> String {
@@ -339,20 +348,21 @@ fn text(script: Script) -> String {
 }
 
 /// What the lane hears of a reply.
-fn spoken<'w>(reply: &Reply, words: &'w mut [i64; 8]) -> Said<'w> {
+fn spoken<'w>(reply: &Reply, words: &'w mut Vec<i64>) -> Said<'w> {
+    words.clear();
     match reply {
         Reply::Error(text) if text.starts_with(b"NOSCRIPT") => Said::NoScript,
         Reply::Error(_) => Said::Error,
         Reply::Integer(value) => {
-            words[0] = *value;
-            Said::Words(&words[..1])
+            words.push(*value);
+            Said::Words(words)
         }
-        Reply::Array(items) if items.len() <= words.len() => {
-            for (word, item) in words.iter_mut().zip(items) {
+        Reply::Array(items) => {
+            for item in items {
                 let Reply::Integer(value) = item else { return Said::Other };
-                *word = *value;
+                words.push(*value);
             }
-            Said::Words(&words[..items.len()])
+            Said::Words(words)
         }
         _ => Said::Other,
     }

@@ -1,6 +1,7 @@
 -- sliding_window. KEYS[1] holds `index:previous:current`; no key means nothing was counted in either window. ARGV[1], three
--- doubles: the period in µs, the amount, what the call counts. Replies whether it was admitted, both counts after it, the
--- µs of the previous window that the last period overlaps, and the µs until the present one closes.
+-- doubles: the period in µs, the amount, what a call counts. ARGV[2]: how many such calls, one after the other, if not
+-- one. Replies for each whether it was admitted, both counts after it, the µs of the previous window that the last period
+-- overlaps, and the µs until the present one closes.
 local period, amount, cost = struct.unpack('<ddd', ARGV[1])
 local elapsed = math.fmod(now, period)
 local index, previous, current, ahead = (now - elapsed) / period, 0, 0, 0
@@ -46,13 +47,20 @@ if rest > 0 then
     weight = weight + 1
 end
 local closes = period - elapsed + ahead * period
-local admitted = 0
-if cost == 0 then
-    admitted = 1 -- a look: never refused, writes nothing
-elseif current + weight + cost <= amount then
-    admitted, current = 1, current + cost
+local reply, changed = {}, false
+for nth = 1, ARGV[2] or 1 do
+    local admitted = 0
+    if cost == 0 then
+        admitted = 1 -- a look: never refused, writes nothing
+    elseif current + weight + cost <= amount then
+        admitted, current, changed = 1, current + cost, true
+    end
+    local at = nth * 5
+    reply[at - 4], reply[at - 3], reply[at - 2], reply[at - 1], reply[at] = admitted, previous, current, overlap, closes
+end
+if changed then
     local state = string.format('%.0f:%.0f:%.0f', index, previous, current)
     local expires_ms = math.max(1, math.ceil((closes + period) / 1000))
     redis.call('SET', KEYS[1], state, 'PX', expires_ms)
 end
-return {admitted, previous, current, overlap, closes}
+return reply

@@ -4,6 +4,10 @@
 //! one that the store answered with NOSCRIPT, which counted nothing), gives each call exactly one outcome, and keeps the
 //! place of a call that missed its deadline, so that its late reply is dropped and taken for nobody else's.
 //!
+//! Calls that wait together and are alike (the same scope, the same arguments) go out as one command, whose reply has a
+//! verdict for each, in the order of asking: the store counts one after the other within one run of the script. No call
+//! overtakes another on its scope.
+//!
 //! It also decides what the breaker hears. A success is a success. A failure counts only if its call was taken after the
 //! last failure that counted: calls that were under way together and fail together are one failure, so that a hiccup of
 //! some milliseconds does not open the breaker because many were unlucky at once. Calls that find no connection cost nobody
@@ -12,10 +16,13 @@
 //! Moves no bytes and reads no clock: the coordinator does, and calls in this order: [`Lane::said`] for all replies that are
 //! there, then [`Lane::tick`], then [`Lane::write`], then [`Lane::outcomes`].
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+
+use foldhash::fast::RandomState;
 
 use super::breaker::{Breaker, Turn};
 use super::eval::EvalCall;
+use super::key::ScopeHash;
 use super::numbers::UNREACHABLE_COUNTS_NS;
 use crate::rate::{Script, ScriptReply};
 use crate::suspend::Reason;
@@ -23,6 +30,8 @@ use crate::units::MonoNs;
 
 /// Replies one connection may owe. A store that owes more is not keeping up, and its connection is given up.
 pub const OWED_MAX: usize = 65_536;
+/// Calls that one command may carry: so many take a store three to four times as long as one.
+pub const TOGETHER_MAX: u32 = 64;
 
 /// A call and who waits for it.
 #[derive(Clone, Copy, Debug)]
@@ -36,13 +45,14 @@ pub struct Asked<K> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     Load(Script),
-    Eval(EvalCall),
+    /// So many calls alike, at least one.
+    Eval(EvalCall, u32),
 }
 
 /// One reply of the store, as far as the protocol goes.
 #[derive(Clone, Copy, Debug)]
 pub enum Said<'w> {
-    /// An integer, or an array of them.
+    /// An integer, or an array of them: the words of each call, one after the other.
     Words(&'w [i64]),
     /// The server has not got the script.
     NoScript,
@@ -56,6 +66,14 @@ pub enum Said<'w> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfLine;
 
+/// Verdicts of one reply that came in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub calls: u32,
+    /// From writing to reply.
+    pub rtt_ns: u64,
+}
+
 /// One connection's calls. `K` says who asked.
 #[derive(Debug)]
 pub struct Lane<K> {
@@ -65,6 +83,8 @@ pub struct Lane<K> {
     owed: VecDeque<Owed<K>>,
     outcomes: Vec<(K, Result<ScriptReply, Reason>)>,
     to_load: [bool; Script::ALL.len()],
+    /// Of the calls about to be written, the last run on each scope.
+    last_runs: HashMap<ScopeHash, Run, RandomState>,
     /// No call's deadline is earlier.
     earliest: MonoNs,
     last_failure: Option<MonoNs>,
@@ -78,12 +98,29 @@ struct Taken<K> {
     at: MonoNs,
     written: MonoNs,
     has_reloaded: bool,
+    /// Calls of one number go out as one command.
+    run: u32,
+}
+
+/// Calls alike that go out as one command.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    number: u32,
+    call: EvalCall,
+    length: u32,
 }
 
 #[derive(Debug)]
-enum Owed<K> {
-    Loaded,
-    Verdict(Taken<K>),
+struct Owed<K> {
+    whom: Whom<K>,
+    /// The next in line is told by another reply.
+    ends_reply: bool,
+}
+
+#[derive(Debug)]
+enum Whom<K> {
+    Load,
+    Call(Taken<K>),
     /// Its call has missed its deadline.
     Nobody,
 }
@@ -95,6 +132,7 @@ impl<K: Copy> Default for Lane<K> {
             owed: VecDeque::new(),
             outcomes: Vec::new(),
             to_load: [false; Script::ALL.len()],
+            last_runs: HashMap::default(),
             earliest: MonoNs(u64::MAX),
             last_failure: None,
             turn: Turn::None,
@@ -107,7 +145,7 @@ impl<K: Copy> Lane<K> {
     /// Takes a call. Its outcome will be among [`Lane::outcomes`], by its deadline.
     pub fn ask(&mut self, asked: Asked<K>, now: MonoNs) {
         self.earliest = self.earliest.min(asked.deadline);
-        self.waiting.push_back(Taken { asked, at: now, written: now, has_reloaded: false });
+        self.waiting.push_back(Taken { asked, at: now, written: now, has_reloaded: false, run: 0 });
     }
 
     /// Whether calls wait to be written.
@@ -120,46 +158,75 @@ impl<K: Copy> Lane<K> {
         for (script, to_load) in Script::ALL.into_iter().zip(&mut self.to_load) {
             if std::mem::take(to_load) {
                 write(Command::Load(script));
-                self.owed.push_back(Owed::Loaded);
+                self.owed.push_back(Owed { whom: Whom::Load, ends_reply: true });
             }
         }
-        for mut taken in self.waiting.drain(..) {
-            write(Command::Eval(taken.asked.call));
-            taken.written = now;
-            self.owed.push_back(Owed::Verdict(taken));
+        self.put_together();
+        for alike in self.waiting.make_contiguous().chunk_by(|one, next| one.run == next.run) {
+            let [first, ..] = alike else { continue };
+            write(Command::Eval(first.asked.call, alike.len() as u32)); // TOGETHER_MAX at most
+            let followers = (0..alike.len()).rev();
+            self.owed.extend(alike.iter().zip(followers).map(|(taken, followers)| Owed {
+                whom: Whom::Call(Taken { written: now, ..*taken }),
+                ends_reply: followers == 0,
+            }));
         }
+        self.waiting.clear();
     }
 
-    /// The next reply in line. Gives the time from writing to reply, in ns, where it was in time.
-    pub fn said(&mut self, said: Said<'_>, now: MonoNs, breaker: &Breaker) -> Result<Option<u64>, OutOfLine> {
-        let taken = match self.owed.pop_front() {
-            None => return Err(OutOfLine),
-            // What the load said shows in the call behind it.
-            Some(Owed::Loaded) => return Ok(None),
-            Some(Owed::Nobody) => {
-                self.late += 1;
-                return Ok(None);
+    /// Calls alike behind the first of them, unless another call on their scope is in between.
+    fn put_together(&mut self) {
+        self.last_runs.clear();
+        for (nth, taken) in self.waiting.iter_mut().enumerate() {
+            let call = taken.asked.call;
+            let new = Run { number: nth as u32, call, length: 0 }; // OWED_MAX bounds what waits
+            let run = self.last_runs.entry(call.scope).or_insert(new);
+            if run.call != call || run.length == TOGETHER_MAX {
+                *run = new;
             }
-            Some(Owed::Verdict(taken)) => taken,
-        };
-        let outcome = match said {
-            Said::Words(words) => {
-                ScriptReply::of(taken.asked.call.script, words.iter().copied()).ok_or(Reason::RedisReplyMalformed)
-            }
-            Said::NoScript if !taken.has_reloaded => {
-                self.to_load[taken.asked.call.script as usize] = true;
-                self.waiting.push_back(Taken { has_reloaded: true, ..taken });
-                return Ok(None);
-            }
-            Said::NoScript | Said::Error => Err(Reason::RedisEvalError),
-            Said::Other => Err(Reason::RedisReplyMalformed),
-        };
-        match outcome {
-            Ok(_) => self.turned(breaker.record(Ok(()), now)),
-            Err(reason) => self.failed(&taken, reason, now, breaker),
+            run.length += 1;
+            taken.run = run.number;
         }
-        self.outcomes.push((taken.asked.to, outcome));
-        Ok(outcome.is_ok().then(|| now.0.saturating_sub(taken.written.0)))
+        self.waiting.make_contiguous().sort_by_key(|taken| taken.run); // keeps the order of those alike
+    }
+
+    /// The next reply in line. `None` when no verdict of it came in time.
+    pub fn said(&mut self, said: Said<'_>, now: MonoNs, breaker: &Breaker) -> Result<Option<Answered>, OutOfLine> {
+        let last = self.owed.iter().position(|owed| owed.ends_reply).ok_or(OutOfLine)?;
+        let mut answered: Option<Answered> = None;
+        for nth in 0..=last {
+            let taken = match self.owed.pop_front().map(|owed| owed.whom) {
+                Some(Whom::Call(taken)) => taken,
+                Some(Whom::Nobody) => {
+                    self.late += 1;
+                    continue;
+                }
+                // What the load said shows in the call behind it.
+                Some(Whom::Load) | None => continue,
+            };
+            let outcome = match said {
+                Said::Words(words) => verdict(words, nth, last + 1, taken.asked.call.script),
+                Said::NoScript if !taken.has_reloaded => {
+                    self.to_load[taken.asked.call.script as usize] = true;
+                    self.waiting.push_back(Taken { has_reloaded: true, ..taken });
+                    continue;
+                }
+                Said::NoScript | Said::Error => Err(Reason::RedisEvalError),
+                Said::Other => Err(Reason::RedisReplyMalformed),
+            };
+            match outcome {
+                Ok(_) => {
+                    self.turned(breaker.record(Ok(()), now));
+                    answered = Some(Answered {
+                        calls: answered.map_or(1, |answered| answered.calls + 1),
+                        rtt_ns: now.0.saturating_sub(taken.written.0),
+                    });
+                }
+                Err(reason) => self.failed(&taken, reason, now, breaker),
+            }
+            self.outcomes.push((taken.asked.to, outcome));
+        }
+        Ok(answered)
     }
 
     /// Declares misses. Everything that has arrived must have been [`Lane::said`] before.
@@ -170,10 +237,10 @@ impl<K: Copy> Lane<K> {
         let mut earliest = MonoNs(u64::MAX);
         let mut missed = Vec::new();
         for owed in &mut self.owed {
-            if let Owed::Verdict(taken) = owed {
+            if let Whom::Call(taken) = &owed.whom {
                 if taken.asked.deadline <= now {
                     missed.push(*taken);
-                    *owed = Owed::Nobody;
+                    owed.whom = Whom::Nobody;
                 } else {
                     earliest = earliest.min(taken.asked.deadline);
                 }
@@ -195,9 +262,9 @@ impl<K: Copy> Lane<K> {
     /// The connection is gone: nothing that was written will be answered, and nothing of it is written again.
     pub fn broke(&mut self, reason: Reason, now: MonoNs, breaker: &Breaker) {
         let owed = std::mem::take(&mut self.owed);
-        let calls = owed.into_iter().filter_map(|owed| match owed {
-            Owed::Verdict(taken) => Some(taken),
-            Owed::Loaded | Owed::Nobody => None,
+        let calls = owed.into_iter().filter_map(|owed| match owed.whom {
+            Whom::Call(taken) => Some(taken),
+            Whom::Load | Whom::Nobody => None,
         });
         self.all_failed(calls.collect(), reason, now, breaker);
         self.to_load = [false; Script::ALL.len()];
@@ -266,6 +333,13 @@ impl<K: Copy> Lane<K> {
     }
 }
 
+/// The words of one call among those of all that its reply is for.
+fn verdict(words: &[i64], nth: usize, calls: usize, script: Script) -> Result<ScriptReply, Reason> {
+    let each = words.len() / calls;
+    let own = words.get(nth * each..(nth + 1) * each).filter(|_| words.len().is_multiple_of(calls));
+    own.and_then(|own| ScriptReply::of(script, own.iter().copied())).ok_or(Reason::RedisReplyMalformed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,9 +360,14 @@ mod tests {
             Bench { lane: Lane::default(), breaker: Breaker::default() }
         }
 
+        /// A call on a scope of its own.
         fn ask(&mut self, to: u32, at_ms: u64) {
-            let scope = ScopeHash::of(&LimitIdentity("x".into()), &Node::global());
-            let call = EvalCall { scope, script: Script::Backlog, args: [1, 60, 119] };
+            self.ask_for(&to.to_string(), 1, to, at_ms);
+        }
+
+        fn ask_for(&mut self, limit: &str, cost: u64, to: u32, at_ms: u64) {
+            let scope = ScopeHash::of(&LimitIdentity(limit.into()), &Node::global());
+            let call = EvalCall { scope, script: Script::Backlog, args: [cost, 60, 119] };
             let now = MonoNs(at_ms * MS);
             self.lane.ask(Asked { to, call, deadline: now.plus_ns(5 * MS) }, now);
         }
@@ -331,6 +410,72 @@ mod tests {
         bench.said(Said::Words(&[-61]), 1);
         assert_eq!(bench.outcomes(), [(1, Ok(true)), (2, Ok(false))]);
         assert_eq!(bench.lane.said(Said::Words(&[1]), MonoNs(MS), &bench.breaker), Err(OutOfLine));
+    }
+
+    #[test]
+    fn calls_alike_go_out_as_one_command_and_none_overtakes_another_on_its_scope() {
+        let mut bench = Bench::new();
+        let asked = [("a", 1), ("b", 1), ("a", 1), ("a", 2), ("b", 1), ("a", 1), ("c", 1), ("b", 1)];
+        for (to, (limit, cost)) in (0..).zip(asked) {
+            bench.ask_for(limit, cost, to, 0);
+        }
+        let mut sent = Vec::new();
+        bench.lane.write(MonoNs(0), |command| match command {
+            Command::Eval(call, calls) => sent.push((call.args[0], calls)),
+            Command::Load(_) => panic!("nothing is missing"),
+        });
+        assert_eq!(sent, [(1, 2), (1, 3), (2, 1), (1, 1), (1, 1)], "a a, b b b, a for two, a, c");
+        bench.said(Said::Words(&[1, 2]), 1);
+        bench.said(Said::Words(&[1, 2, -3]), 1);
+        bench.said(Said::Words(&[4]), 1);
+        bench.said(Said::Words(&[-5]), 1);
+        bench.said(Said::Words(&[1]), 1);
+        let told = |to, admitted| (to, Ok(admitted));
+        assert_eq!(
+            bench.outcomes(),
+            [
+                told(0, true),
+                told(2, true),
+                told(1, true),
+                told(4, true),
+                told(7, false),
+                told(3, true),
+                told(5, false),
+                told(6, true)
+            ]
+        );
+        (0..TOGETHER_MAX + 1).for_each(|to| bench.ask_for("a", 1, to, 2));
+        assert_eq!(bench.write(2), 2, "so many and no more");
+    }
+
+    #[test]
+    fn what_befalls_a_reply_befalls_all_its_calls_and_each_keeps_its_own_deadline() {
+        let mut bench = Bench::new();
+        let ask_two = |bench: &mut Bench, at_ms| (1..=2).for_each(|to| bench.ask_for("a", 1, to, at_ms));
+        for (said, reason) in [
+            (Said::Error, Reason::RedisEvalError),
+            (Said::Words(&[1]), Reason::RedisReplyMalformed),
+            (Said::Words(&[1, 1, 1]), Reason::RedisReplyMalformed),
+        ] {
+            ask_two(&mut bench, 0);
+            assert_eq!(bench.write(0), 1);
+            bench.said(said, 1);
+            assert_eq!(bench.outcomes(), [(1, Err(reason)), (2, Err(reason))]);
+        }
+        ask_two(&mut bench, 10);
+        bench.write(10);
+        bench.said(Said::NoScript, 11);
+        assert_eq!(bench.write(11), 2, "one load, and both again");
+        bench.said(Said::Other, 12);
+        bench.said(Said::Words(&[1, -2]), 12);
+        assert_eq!((bench.outcomes(), bench.failures()), (vec![(1, Ok(true)), (2, Ok(false))], 0));
+        bench.ask_for("a", 1, 1, 20);
+        bench.ask_for("a", 1, 2, 22);
+        assert_eq!(bench.write(22), 1);
+        bench.tick(25);
+        assert_eq!(bench.outcomes(), [(1, MISSED)]);
+        bench.said(Said::Words(&[-1, 7]), 26);
+        assert_eq!((bench.outcomes(), bench.lane.late()), (vec![(2, Ok(true))], 1));
     }
 
     #[test]
