@@ -174,6 +174,11 @@ pub async fn skip(client: &mut Client, head_len: usize) -> bool {
         client.buf.truncate(head_len);
         let room = usize::try_from(left).unwrap_or(READ_ROOM).min(READ_ROOM);
         match client.socket.fill(&mut client.buf, room, deadline_ns).await {
+            // What is read from a TLS session, or was read ahead, may go beyond: the next request begins there.
+            Ok(count) if count as u64 > left => {
+                client.end = client.buf.len() - (count - left as usize);
+                return true;
+            }
             Ok(count) if count > 0 => left -= count as u64,
             _ => return false,
         }

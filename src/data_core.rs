@@ -15,7 +15,7 @@ use io::doorbell::Bell;
 use io::errand::Asker;
 use io::listen::Listener;
 use io::ring::RingSender;
-use io::runtime::{DriverChoice, DriverError, Socket, run_core, sleep, spawn};
+use io::runtime::{DriverChoice, DriverError, Socket, let_others_run, run_core, sleep, spawn};
 use shards::row::Row;
 
 use crate::connection;
@@ -132,6 +132,8 @@ async fn accept(core: &Rc<Core>, listener: &Listener, connections: &Arc<AtomicUs
                 continue;
             }
         };
+        // On epoll a queue of callers would keep the core until it is empty.
+        let_others_run().await;
         let open = Open::new(core, connections);
         let connections_max = core.view().rules.config.server.max_connections as usize;
         if connections.load(Ordering::Relaxed) > connections_max {

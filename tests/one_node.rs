@@ -182,6 +182,39 @@ fn callers_can_speak_tls() {
     gateway.wait_rows(2, SOON);
 }
 
+/// A refusal is said before the body is there. What comes in one TLS record with the rest of that body is the next request.
+#[test]
+fn a_request_right_behind_a_refused_body_is_served_over_tls() {
+    let mock = Mock::start();
+    let folder = common::folder::Folder::new();
+    let (cert, tls) = certificate(&folder);
+    let gateway = Setup::with_mock(&mock).server("tls", &tls).start();
+    let key = gateway.mint(DEV1);
+
+    let body = chat("mock");
+    let refused = Request::post(CHAT).key("ttk_nobody").json(&body).bytes("localhost");
+    let served = Request::post(CHAT).key(&key.secret).json(&body).bytes("localhost");
+    let head_len = refused.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
+
+    let mut tls = tls_to(gateway.addr, &cert);
+    let answer = |tls: &mut Tls| {
+        let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
+        while !answer.ends_with(b"}") {
+            let count = tls.read(&mut piece).unwrap();
+            assert!(count > 0, "{}", String::from_utf8_lossy(&answer));
+            answer.extend_from_slice(&piece[..count]);
+        }
+        String::from_utf8(answer).unwrap()
+    };
+    tls.write_all(&refused[..head_len]).unwrap();
+    let said = answer(&mut tls);
+    assert!(said.starts_with("HTTP/1.1 401 "), "{said}");
+    tls.write_all(&[&refused[head_len..], &served].concat()).unwrap();
+    let said = answer(&mut tls);
+    assert!(said.starts_with("HTTP/1.1 200 OK"), "{said}");
+    gateway.wait_rows(1, SOON);
+}
+
 /// Turning TLS on or off waits for a restart, as the reload says: until then callers are served as they were.
 #[test]
 fn a_reload_that_turns_tls_on_or_off_changes_no_connection() {

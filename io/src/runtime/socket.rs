@@ -278,9 +278,14 @@ impl Socket {
         self.alarm.poll_at(cx, deadline_ns)
     }
 
+    /// [`Socket::has_news`] as far as it is known here already. No system call.
+    pub fn has_arrived(&self) -> bool {
+        self.plain_left || matches!(self.next, Next::Here(_)) || self.stream.has_arrived()
+    }
+
     /// Whether something came, or the peer ended or broke the connection. One system call; takes nothing, never waits.
     pub fn has_news(&self) -> bool {
-        if self.plain_left || matches!(self.next, Next::Here(_)) || self.stream.has_arrived() {
+        if self.has_arrived() {
             return true;
         }
         let mut byte = 0_u8;

@@ -42,8 +42,8 @@ impl<T: Future<Output = ()>, P: FnOnce()> Future for Guarded<T, P> {
 }
 
 /// Goes on once others had their turn, for a task that never seems to wait: on epoll a peer that sends as fast as we
-/// read keeps a socket readable. Under io_uring each read and write waits for the kernel, and others run meanwhile, so
-/// that this returns at once.
+/// read keeps a socket readable. Under io_uring a task goes on with what came in this turn, at most one buffer, and then
+/// waits for the next, so that this returns at once.
 pub async fn let_others_run() {
     let mut has_waited = !on_epoll();
     poll_fn(|cx| {

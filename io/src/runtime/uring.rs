@@ -113,6 +113,11 @@ impl Ring {
         if let Some((name, _)) = needed.iter().find(|(_, code)| !probe.is_supported(*code)) {
             return Err(lacks(&format!("the operation {name}")));
         }
+        // A filter may allow the ring and not its use.
+        // SAFETY: an operation that points to nothing.
+        unsafe { uring.submission().push(&opcode::Nop::new().build()) }.map_err(io::Error::other)?;
+        uring.submit_and_wait(1)?;
+        uring.completion().for_each(drop);
         let provided = if is_single_issuer { Provided::register(&mut uring)? } else { None };
         let (slots, free, arrived) = Default::default();
         let inside = Inside { uring, slots, free, arrived, can_poll_first: is_single_issuer, provided };
@@ -165,6 +170,8 @@ impl Ring {
             }
             inside = self.0.borrow_mut();
         }
+        // Nothing, unless somebody who was dropped above had to hand something over.
+        arrived.append(&mut inside.arrived);
         inside.arrived = arrived;
     }
 
@@ -237,7 +244,8 @@ impl Inside {
         match error.raw_os_error() {
             // The time is over; a signal; the kernel is short of memory or has completions to be taken first.
             Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
-            // Nothing that a peer does leads here: the ring is no ring, or the arguments are none.
+            // Nothing that a peer does leads here: the ring is no ring, the arguments are none, or a completion was lost for
+            // want of memory, and somebody would wait for it for ever.
             _ => panic!("io_uring_enter: {error}"),
         }
     }
@@ -246,9 +254,8 @@ impl Inside {
     fn done(&mut self, entry: &cqueue::Entry, now_ns: u64) -> (Option<Waker>, Option<Slot>) {
         let index = entry.user_data();
         let Some(slot) = self.slots.get_mut(index as usize).filter(|_| index != CALL_OFF) else { return (None, None) };
-        if let Some(id) = cqueue::buffer_select(entry.flags())
-            && let Some(came) =
-                self.provided.as_mut().and_then(|provided| provided.take(id, entry.result().max(0) as usize))
+        if let Some(id) = cqueue::buffer_select(entry.flags()).filter(|_| entry.result() >= 0)
+            && let Some(came) = self.provided.as_mut().and_then(|provided| provided.take(id, entry.result() as usize))
         {
             if slot.buffer.is_empty() && matches!(slot.stage, Stage::UnderWay) {
                 slot.buffer = came;

@@ -29,8 +29,9 @@ impl Pool {
                 return None;
             }
             // An idle provider has nothing to say: news means closed, or an answer nobody asked for. A connection that
-            // was used a moment ago is not looked at; should it be closed, the request is sent again on a fresh one.
-            if idle_ns <= LOOK_AFTER_NS || !socket.has_news() {
+            // was used a moment ago is asked only for what has come already; should it be closed, the request is sent again on
+            // a fresh one.
+            if !(if idle_ns <= LOOK_AFTER_NS { socket.has_arrived() } else { socket.has_news() }) {
                 return Some(socket);
             }
         }

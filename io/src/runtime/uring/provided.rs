@@ -17,7 +17,8 @@ const GROUP: u16 = 0;
 /// What may come in one turn before receives end early and are begun anew: 128 × 16 KiB, of which small requests touch the
 /// first page.
 const COUNT: u16 = 128;
-const LAYOUT: Layout = match Layout::from_size_align(COUNT as usize * size_of::<BufRingEntry>(), 4096) {
+/// On a page of its own, however large the pages of the machine are.
+const LAYOUT: Layout = match Layout::from_size_align(COUNT as usize * size_of::<BufRingEntry>(), 64 * 1024) {
     Ok(layout) => layout,
     Err(_) => panic!("a page is a power of two"),
 };
@@ -62,11 +63,17 @@ impl Provided {
             provided.buffers.push(take_buffer());
             provided.put(id);
         }
-        if provided.come_to_an_end(uring)? {
-            return Ok(Some(provided));
+        match provided.come_to_an_end(uring) {
+            Ok(true) => Ok(Some(provided)),
+            Ok(false) => {
+                uring.submitter().unregister_buf_ring(GROUP).inspect_err(|_| std::mem::forget(provided))?;
+                Ok(None)
+            }
+            Err(error) => {
+                std::mem::forget(provided); // the kernel may have it
+                Err(error)
+            }
         }
-        uring.submitter().unregister_buf_ring(GROUP)?;
-        Ok(None)
     }
 
     /// Asks the kernel for such a receive, on a pair of sockets of which one says a byte and leaves.
