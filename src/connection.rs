@@ -109,6 +109,7 @@ pub async fn serve(core: Rc<Core>, mut client: Box<Client>) {
         let in_flight = InFlight(&core);
         // Boxed, so that its state (4 KB: heads, verdicts, the row) exists only while a request runs: an idle
         // connection would carry it otherwise.
+        // Written into its box, because `Box::pin` would copy it there.
         let after = Box::into_pin(Box::write(Box::new_uninit(), request::serve(&core, &mut client, head_len))).await;
         drop(in_flight);
         if after != After::KeepAlive {

@@ -145,26 +145,18 @@ impl Stream {
         let (operation, reading) = self.read.take()?;
         let done = operation.end()?;
         self.has_more = done.has_more || reading != Reading::Once;
+        if reading == Reading::Once {
+            *into = done.buffer;
+        }
         let count = match done.result {
             Ok(count) => count as usize,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                if reading == Reading::Once {
-                    *into = done.buffer;
-                }
-                return None;
-            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return None,
             Err(error) if goes_on && error.raw_os_error().is_some_and(|code| may_be_begun_anew(-code)) => return None,
-            Err(error) => {
-                if reading == Reading::Once {
-                    *into = done.buffer;
-                }
-                return Some(Err(error));
-            }
+            Err(error) => return Some(Err(error)),
         };
         match reading {
             Reading::Watch => None,
             Reading::Once => {
-                *into = done.buffer;
                 // SAFETY: the kernel wrote that many bytes behind those that were there.
                 unsafe { into.set_len(into.len() + count) };
                 Some(Ok(count))
