@@ -179,7 +179,7 @@ async fn govern(
         model: asked.model(),
         upstream: "",
         input_tokens: life.estimated_input,
-        output: has_output.then(|| asked.output()),
+        output: has_output.then_some(life.bound),
         free_price: price.is_some_and(|price| price.at(life.now.wall).is_free()),
     };
     let mut answer = None;

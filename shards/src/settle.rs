@@ -1,7 +1,8 @@
 //! How many tokens a `tpm` reserve takes, and what becomes of it when the request is over.
 //!
 //! Pure sums. The gate takes the reserve, [`crate::gate::Held`] gives it back or corrects it; this file says by how
-//! much. Counting the tokens of a request or of an answer is done elsewhere.
+//! much, and how much an estimate of the answer may come to. Counting the tokens of a request or of an answer is done
+//! elsewhere.
 
 use crate::rate::RESERVE_CAP_TOKENS;
 
@@ -12,6 +13,18 @@ pub struct OutputBound {
     pub cap: Option<u64>,
     /// `n`: answers asked for. 0 reads as 1.
     pub choices: u64,
+}
+
+impl OutputBound {
+    /// Tokens of an answer that were estimated from its text, held to what the request allowed: choices × cap, for a
+    /// provider ends each choice at its cap. A cap of 0 allows no text, so text that came all the same was not held to it.
+    /// Only for estimates: what a provider reports stands.
+    pub fn hold_estimate(self, tokens: u64) -> u64 {
+        match self.cap {
+            Some(each) if each > 0 => tokens.min(each.saturating_mul(self.choices.max(1))),
+            _ => tokens,
+        }
+    }
 }
 
 /// Tokens to reserve under a limit that holds at most `burst`: input + min(n × min(cap, 16,384), burst − input). Cut to
@@ -71,6 +84,19 @@ mod tests {
         assert_eq!(reserve_tokens(16_384, asks(None, 1), 16_384), 16_384);
         assert_eq!(reserve_tokens(16_385, asks(None, 1), 16_384), 16_385, "over the burst: never");
         assert_eq!(reserve_tokens(1, asks(Some(16_384), u64::MAX), 20_000), 20_000);
+    }
+
+    #[test]
+    fn an_estimate_of_389_tokens_is_held_to_the_300_that_were_asked_for() {
+        let held = |cap, choices| OutputBound { cap, choices }.hold_estimate(389);
+        assert_eq!(held(Some(300), 1), 300);
+        assert_eq!(held(Some(300), 0), 300);
+        assert_eq!(held(Some(389), 1), 389);
+        assert_eq!(held(Some(150), 2), 300, "each of two choices may have 150");
+        assert_eq!(held(Some(300), 2), 389, "600 were asked for");
+        assert_eq!(held(None, 1), 389, "nothing bounded it");
+        assert_eq!(held(Some(0), 1), 389, "what came was not held to it");
+        assert_eq!(held(Some(u64::MAX), u64::MAX), 389);
     }
 
     #[test]

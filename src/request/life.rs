@@ -12,7 +12,7 @@ use shards::price::{PriceSource, Terms, cost_of};
 use shards::refusal::{Family, Refusal};
 use shards::row::{Decision, Outcome, RefusedBy, RequestId, Row};
 use shards::scope::{Endpoint, Node};
-use shards::settle::Settlement;
+use shards::settle::{OutputBound, Settlement};
 use shards::units::{MonoNs, NanoUsd, Now};
 use shards::usage::{Estimate, Usage, UsageReport, settle_usage};
 
@@ -58,6 +58,8 @@ pub struct Life {
     pub may_be_billed: bool,
     /// The request's own tokens, estimated.
     pub estimated_input: u64,
+    /// What bounds the answer, so far as the body was understood.
+    pub bound: OutputBound,
     /// Every byte of the request reached the provider's socket.
     pub sent: bool,
     /// Tokens of the answer's text that was relayed so far, estimated.
@@ -99,6 +101,7 @@ impl Life {
             allow: None,
             may_be_billed: false,
             estimated_input: 0,
+            bound: OutputBound { cap: None, choices: 1 },
             sent: false,
             relayed_tokens: 0,
             priced_by: None,
@@ -153,6 +156,7 @@ impl Life {
         self.row.model = CompactString::from(asked.model());
         self.row.stream = asked.stream();
         self.estimated_input = asked.input_tokens();
+        self.bound = asked.output();
     }
 
     /// Both gates let it pass.
@@ -250,7 +254,8 @@ impl Life {
         match booking {
             Booking::Used { report, estimated_output } if self.metered => {
                 // Leaving early is not free, however short the question.
-                let estimate = Estimate { input: self.estimated_input.max(1), output: estimated_output };
+                let output = self.bound.hold_estimate(estimated_output);
+                let estimate = Estimate { input: self.estimated_input.max(1), output };
                 let (usage, anomalies) = settle_usage(report.as_ref(), estimate);
                 if anomalies.count() > 0 {
                     self.core.metrics.with(|numbers| numbers.usage_anomalies += u64::from(anomalies.count()));

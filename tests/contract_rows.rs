@@ -1,0 +1,86 @@
+//! What a row says of a request that did not go as asked: its tokens, its price, whose time it took.
+
+mod common;
+
+use common::http::chunk_frame;
+use common::scripted::{chat_reply, healthy_chat, json_answer};
+use common::*;
+use serde_json::{Value, json};
+
+/// 1,556 bytes: 389 tokens by the four-bytes rule.
+fn text_of_389_tokens() -> String {
+    "x".repeat(1_556)
+}
+
+/// The beginning of a stream: its head and one event that holds the whole text, but neither usage nor an end.
+fn begun_stream(path: &str) -> Vec<u8> {
+    let text = text_of_389_tokens();
+    let event = match path {
+        MESSAGES => json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}),
+        RESPONSES => json!({"type": "response.output_text.delta", "delta": text}),
+        _ => json!({"choices": [{"index": 0, "delta": {"content": text}}]}),
+    };
+    let name = event["type"].as_str().map_or(String::new(), |name| format!("event: {name}\n"));
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+    [head.as_bytes(), &chunk_frame(format!("{name}data: {event}\n\n").as_bytes())].concat()
+}
+
+/// How an answer of 389 tokens is booked that was asked for with these members and did not come to its end: output tokens
+/// and money.
+fn booked(gateway: &Gateway, key: &Key, path: &str, members: &Value) -> (u64, u64) {
+    let mut body = if path == RESPONSES { responses("mock") } else { chat("mock") };
+    body["stream"] = json!(true);
+    members.as_object().expect("members").iter().for_each(|(name, value)| body[name] = value.clone());
+    let mut stream = gateway.stream(key, path, &body).expect(200);
+    stream.events(1);
+    let head = stream.head.clone();
+    stream.hang_up();
+    let row = gateway.row(&head);
+    row.assert_estimated();
+    (row.usage("output"), row.cost().expect("a price is known"))
+}
+
+#[test]
+fn an_estimated_answer_is_no_longer_than_the_request_allowed() {
+    // A caller that leaves, and a provider that breaks off: what was relayed is all there is to go by.
+    for cuts in [false, true] {
+        let provider = Scripted::start(move |asked| match asked.json()["stream"] == true {
+            true if cuts => Answer::Close(begun_stream(&asked.path)),
+            true => Answer::Keep(begun_stream(&asked.path)),
+            false => healthy_chat("mock"), // who looks afterwards whether anything was left behind
+        });
+        let setup = Setup::new().upstream("openai", "openai", provider.addr, r#"["mock"]"#, "");
+        let setup = setup.upstream("anthropic", "anthropic", provider.addr, r#"["mock"]"#, "");
+        let gateway = setup.limit("team_tpm", "tpm", "amount: 20000, period: 100h").start();
+        let key = gateway.mint(DEV1);
+        for (path, members, output) in [
+            (CHAT, json!({}), 389),
+            (CHAT, json!({"max_tokens": 300}), 300),
+            (CHAT, json!({"max_completion_tokens": 300}), 300),
+            (CHAT, json!({"max_tokens": 150, "n": 2}), 300),
+            (CHAT, json!({"max_tokens": 300, "n": 2}), 389),
+            (CHAT, json!({"max_tokens": 400}), 389),
+            (RESPONSES, json!({"max_output_tokens": 300}), 300),
+            (MESSAGES, json!({"max_tokens": 300}), 300),
+        ] {
+            // A prompt of two bytes is one token, at 1 USD a million; output costs 10.
+            let cost = 1_000 + output * 10_000;
+            assert_eq!(booked(&gateway, &key, path, &members), (output, cost), "{path} {members}, cut: {cuts}");
+        }
+        // Reserves are corrected to the same numbers: 8 × 1 + 5 × 300 + 3 × 389.
+        let remaining = gateway.me(&key).limit("team_tpm").remaining();
+        assert!((0.0..5.0).contains(&(remaining - (20_000.0 - 2_675.0))), "{remaining}");
+        gateway.idle_check();
+    }
+}
+
+#[test]
+fn what_a_provider_reports_is_booked_even_above_what_the_request_allowed() {
+    let usage = json!({"prompt_tokens": 1, "completion_tokens": 389, "total_tokens": 390});
+    let provider = Scripted::start(move |_| Answer::Keep(json_answer(200, &chat_reply("mock", &usage))));
+    let gateway = Setup::new().upstream("openai", "openai", provider.addr, r#"["mock"]"#, "").start();
+    let key = gateway.mint(DEV1);
+    let answer = gateway.post(&key, CHAT, &with(chat("mock"), "max_tokens", json!(300))).expect(200);
+    gateway.row(&answer).assert_reported(1, 389, 0, 0);
+    gateway.idle_check();
+}
