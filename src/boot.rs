@@ -236,7 +236,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         let keepers = std::iter::once(file).chain(table).collect();
         FleetState::new(&config, &replica, ledger, url, started_ms, convergence, keepers)
     });
-    let coordination = fleet.transpose()?.map(|fleet| Arc::new(Coordination::of(&config, fleet)));
+    let coordination = fleet.transpose()?.map(|fleet| Arc::new(Coordination::of(&config, fleet, wake.clone())));
     let shared = Arc::new(Shared::new(replica, rules, keys, registry, ledger, seen, coordination, started_ms));
     shared.beat.beat(MonoNs(clock::mono_ns())); // the catch-up above published every meter
 

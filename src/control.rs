@@ -116,6 +116,9 @@ impl Control {
         rules.warnings = warnings.clone();
         self.shared.rules.store(Arc::new(rules));
         self.shared.announce();
+        if let Some(coordination) = &self.shared.coordination {
+            coordination.rules_changed();
+        }
         tracing::info!(needs_restart = needs_restart.join(", "), warnings = warnings.len(), "config reloaded");
         Ok(Reloaded { warnings, needs_restart })
     }

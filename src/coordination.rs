@@ -35,12 +35,13 @@ pub struct Coordination {
     pub admissions_trouble: LastTrouble,
     /// What is wrong with the exchange of burn and heartbeats; empty while nothing is.
     pub exchange_trouble: LastTrouble,
-    /// The admissions connection stands, or nobody has needed one yet.
+    /// The admissions connection stands, or no limit needs one.
     reachable: AtomicBool,
     late_replies: AtomicU64,
     rtt: Mutex<Histogram>,
     stopping: AtomicBool,
     stop: Notify,
+    wake: Arc<Notify>,
 }
 
 /// What a store said, or what became of the way to it, and when: the detail behind a reason, for logs and pages.
@@ -81,8 +82,8 @@ impl LastTrouble {
 }
 
 impl Coordination {
-    /// Nothing is known yet and nothing was dialled.
-    pub fn of(config: &Config, fleet: FleetState) -> Coordination {
+    /// Nothing is known yet and nothing was dialled. `wake` is what the coordinator's admissions wait for.
+    pub fn of(config: &Config, fleet: FleetState, wake: Arc<Notify>) -> Coordination {
         Coordination {
             breaker: Breaker::default(),
             membership: Membership::new(crate::rules::ns(config.fleet.liveness_window)),
@@ -94,6 +95,7 @@ impl Coordination {
             rtt: Mutex::new(Histogram::new(&OVERHEAD_BOUNDS_US)),
             stopping: AtomicBool::new(false),
             stop: Notify::new(),
+            wake,
         }
     }
 
@@ -141,6 +143,11 @@ impl Coordination {
     /// Replies that came too late and were dropped.
     pub fn late_reply_count(&self) -> u64 {
         self.late_replies.load(Ordering::Relaxed)
+    }
+
+    /// Other rules are in force: has the coordinator look whether they need a connection.
+    pub fn rules_changed(&self) {
+        self.wake.notify_one(); // is kept for it if it is busy
     }
 
     /// Tells the coordinator to take its leave and end. Called once the last row is folded.

@@ -1,8 +1,8 @@
 //! The coordinator: the one thread that talks to Redis.
 //!
-//! Runs tokio, because sockets that may hang must not be waited for on a data core. Two connections, each made when its
-//! first operation needs it: one for admissions (5 ms each, watched by the breaker), one for everything that waits for
-//! nobody's request (convergence and heartbeats, 1 s each, which never moves the breaker).
+//! Runs tokio, because sockets that may hang must not be waited for on a data core. Two connections: one for admissions
+//! (5 ms each, watched by the breaker), made as soon as a limit asks for them; one for everything that waits for nobody's
+//! request (convergence and heartbeats, 1 s each, which never moves the breaker), made when its first operation needs it.
 
 mod admissions;
 mod background;
@@ -27,7 +27,7 @@ pub struct Start {
     pub pager: Arc<Pager>,
     /// The other ends of the cores' desks, in order.
     pub desks: Vec<Answerer<Question, Answer>>,
-    /// Rung by the cores.
+    /// Rung by the cores, and by a reload.
     pub wake: Arc<Notify>,
 }
 
@@ -41,11 +41,12 @@ pub fn run(start: Start, shared: &Arc<Shared>) -> std::io::Result<()> {
         .thread_name("tt-coordinator-waits")
         .build()?;
     let Start { endpoint, pager, desks, wake } = start;
-    tracing::info!(redis = ?endpoint, "coordinator runs; nothing is dialled until an operation needs it");
+    tracing::info!(redis = ?endpoint, "coordinator runs");
     let local = LocalSet::new();
     let background = background::run(endpoint.clone(), shared.clone(), coordination.clone(), pager);
     let background = local.spawn_local(background);
-    let admissions = local.spawn_local(Admissions::new(endpoint, coordination.clone(), desks).run(wake));
+    let admissions =
+        local.spawn_local(Admissions::new(endpoint, shared.clone(), coordination.clone(), desks).run(wake));
     let ended = runtime.block_on(local.run_until(async { tokio::try_join!(admissions, background) }));
     if let Err(error) = ended {
         std::panic::resume_unwind(error.into_panic()); // tasks end by themselves or by a panic: nobody aborts them

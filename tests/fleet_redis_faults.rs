@@ -437,9 +437,9 @@ fn c35_keys_expire_after_twenty_killed_gateways() {
 }
 
 /// Without `shared_state` the process talks to its callers and its upstreams and to nobody else; with it, nothing is dialled
-/// for admissions before a limit asks.
+/// for admissions unless a limit is counted there, and then before the first caller comes.
 #[test]
-fn nothing_is_dialled_without_consent_or_need() {
+fn nothing_is_dialled_without_consent_or_need_and_what_is_needed_is_dialled_at_once() {
     let mock = Mock::start();
     let alone = Setup::with_mock(&mock).limit("team_rpm", "rpm", "amount: 10, period: 1h").start();
     let key = alone.mint(DEV1);
@@ -451,14 +451,20 @@ fn nothing_is_dialled_without_consent_or_need() {
     assert!(peers.iter().any(|(_, peer)| *peer == mock.addr), "the look must see what there is: {peers:?}");
 
     let redis = RedisServer::start();
-    let asking = Setup::with_mock(&mock).redis(&redis.address()).limit("team_rpm", "rpm", RPM_4).start();
-    let key = asking.mint(DEV1);
-    let other = asking.mint("org:other");
-    asking.post(&other, CHAT, &chat("mock")).expect(200);
-    let is_connected = || asking.log_text().contains("redis: connected for admissions");
-    assert!(!is_connected(), "no limit has asked yet");
-    asking.post(&key, CHAT, &chat("mock")).expect(200);
-    until("the connection", SOON, is_connected);
+    let consents = Setup::with_mock(&mock).redis(&redis.address());
+    let is_connected = |gateway: &Gateway| gateway.log_text().contains("redis: connected for admissions");
+    let gateway = consents.clone().limit("team_rpm", "rpm", "amount: 4, period: 24h").start();
+    let key = gateway.mint(DEV1);
+    gateway.post(&key, CHAT, &chat("mock")).expect(200);
+    cluster::in_touch(&gateway); // the other connection stands
+    assert!(!is_connected(&gateway), "no limit is counted there");
+    let asking = consents.limit("team_rpm", "rpm", RPM_4);
+    gateway.reconfigure(&asking);
+    gateway.admin_post("/tt/api/v1/config/reload", &json!({})).expect(200);
+    until("the connection after a reload", SOON, || is_connected(&gateway));
+    let fresh = asking.start();
+    until("the connection before any caller", SOON, || is_connected(&fresh));
+    assert_eq!(fresh.row_count(), 0);
 }
 
 /// A password is said, and a wrong one is a fault like any other. Neither the right nor the wrong one shows anywhere.

@@ -1,8 +1,9 @@
 //! The admissions connection: what all cores ask goes out together, and each answer goes back to the core that asked.
 //!
-//! What is decided is decided in [`shards::coordinate::lane`]; this file moves bytes. The connection is made when the first
-//! call needs it. When it breaks, when the breaker opens and when a probe fails it is made anew, which resolves the name
-//! anew: a server that moved is found, and one that hangs is not waited for.
+//! What is decided is decided in [`shards::coordinate::lane`]; this file moves bytes. The connection is made as soon as a
+//! limit in force names `store: redis`, so that the first calls find it. When it breaks, when the breaker opens and when a
+//! probe fails it is made anew, which resolves the name anew: a server that moved is found, and one that hangs is not
+//! waited for.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,6 +20,7 @@ use shards::coordinate::key::RATE_PREFIX;
 use shards::coordinate::lane::{Asked, Command, Lane, Said};
 use shards::coordinate::numbers::{DIAL_AGAIN_NS, DIAL_NS, DIAL_PAUSE_MAX_NS, DIAL_PAUSE_NS};
 use shards::coordinate::ticket::TicketId;
+use shards::limit::Store;
 use shards::rate::Script;
 use shards::suspend::Reason;
 use shards::units::{MonoNs, WallMs};
@@ -26,6 +28,7 @@ use tokio::sync::Notify;
 
 use crate::coordination::Coordination;
 use crate::coordination::desk::{Answer, Question};
+use crate::shared::Shared;
 
 /// What the server said this long ago belongs to the failures that open the breaker now.
 const SAID_LATELY_MS: i64 = 10_000;
@@ -36,7 +39,7 @@ type Dialling = Pin<Box<dyn Future<Output = Result<(Connection, Vec<Reply>), Tro
 
 /// The state of the one connection.
 enum Link {
-    /// Nobody needed it yet.
+    /// No limit in force needs it.
     Unused,
     Dialling(Dialling),
     Up(Box<Connection>),
@@ -51,6 +54,7 @@ enum Link {
 /// The cores' ends of the rings.
 pub struct Admissions {
     endpoint: Endpoint,
+    shared: Arc<Shared>,
     coordination: Arc<Coordination>,
     desks: Vec<Answerer<Question, Answer>>,
     lane: Lane<Asker>,
@@ -61,8 +65,8 @@ pub struct Admissions {
     words: Vec<i64>,
     pause_ns: u64,
     late: u64,
-    /// Some call has needed the connection, though it may be gone by now.
-    is_needed: bool,
+    /// Some call has needed the connection, though it may be gone by now, and its limit with it.
+    was_asked: bool,
 }
 
 /// What the coordinator was woken by.
@@ -75,9 +79,15 @@ enum Event {
 
 impl Admissions {
     /// Dials nothing.
-    pub fn new(endpoint: Endpoint, coordination: Arc<Coordination>, desks: Vec<Answerer<Question, Answer>>) -> Self {
+    pub fn new(
+        endpoint: Endpoint,
+        shared: Arc<Shared>,
+        coordination: Arc<Coordination>,
+        desks: Vec<Answerer<Question, Answer>>,
+    ) -> Self {
         Admissions {
             endpoint,
+            shared,
             coordination,
             desks,
             lane: Lane::default(),
@@ -86,14 +96,15 @@ impl Admissions {
             words: Vec::new(),
             pause_ns: DIAL_PAUSE_NS,
             late: 0,
-            is_needed: false,
+            was_asked: false,
         }
     }
 
-    /// Runs until the coordinator is told to stop. `wake`: some core has asked.
+    /// Runs until the coordinator is told to stop. `wake`: some core has asked, or other rules are in force.
     pub async fn run(mut self, wake: Arc<Notify>) {
         let coordination = self.coordination.clone();
         let mut stopped = std::pin::pin!(coordination.stopped());
+        self.keep_connected();
         loop {
             match self.event(stopped.as_mut(), &wake).await {
                 Event::Stopped => return,
@@ -149,7 +160,7 @@ impl Admissions {
         let now = now();
         for (core, desk) in self.desks.iter_mut().enumerate() {
             while let Some(Question { ticket, call, deadline }) = desk.next_question() {
-                self.is_needed = true;
+                self.was_asked = true;
                 self.lane.ask(Asked { to: (core, ticket), call, deadline }, now);
             }
         }
@@ -210,12 +221,17 @@ impl Admissions {
             self.broken(&Trouble::Overdue);
         }
         match self.link {
-            Link::Unused if self.is_needed => self.dial(),
+            Link::Unused if self.was_asked || self.is_named() => self.dial(),
             Link::Down { until, .. } if now() >= until => self.dial(),
             Link::Down { soonest, .. } if self.lane.has_waiting() && now() >= soonest => self.dial(),
             Link::Down { reason, .. } => self.lane.unreachable(reason, now(), &self.coordination.breaker),
             _ => {}
         }
+    }
+
+    /// Whether a limit in force asks the store for admissions.
+    fn is_named(&self) -> bool {
+        self.shared.rules.load().limits.limits.iter().any(|limit| limit.store == Store::Redis)
     }
 
     fn dial(&mut self) {
