@@ -287,9 +287,8 @@ refused! {
 }
 
 warned! {
-    a_network_redis_gives_up_the_air_gap: format!("{UPSTREAMS}{REDIS}") =>
-        "shared_state.redis: a network redis at 10.0.0.10:6379 is enabled: the air gap of the single binary is given up \
-         for the coordination tier";
+    a_network_redis_is_announced: format!("{UPSTREAMS}{REDIS}") =>
+        "shared_state.redis: a network redis at 10.0.0.10:6379 is enabled: the process dials more than its upstreams";
     a_replica_that_nobody_can_ask_is_announced: format!("{UPSTREAMS}{REDIS}") =>
         "fleet: no advertise_url: peers cannot ask this replica for its ledger, so every fleet query lacks it";
     an_advertised_wildcard_is_announced:
@@ -299,10 +298,10 @@ warned! {
         format!("{UPSTREAMS}{REDIS}fleet: {{ advertise_url: \"http://tt-0.tt.svc:9090\" }}\n") =>
         "fleet.advertise_url: peers are sent to http://tt-0.tt.svc:9090, but the admin port listens on 127.0.0.1:9090, \
          which only this machine reaches";
-    a_network_postgres_gives_up_the_air_gap:
+    a_network_postgres_is_announced:
         format!("{UPSTREAMS}shared_state: {{ postgres: {{ external: allow, dsn_env: TT_PG_DSN }} }}\n") =>
-        "shared_state.postgres: a network postgres at the address in TT_PG_DSN is enabled: the air gap of the single \
-         binary is given up for the coordination tier";
+        "shared_state.postgres: a network postgres at the address in TT_PG_DSN is enabled: the process dials more than its \
+         upstreams";
     a_share_without_a_redis_is_the_whole:
         limits(&["id: a, attach: { level: org }, type: rpm, amount: 5, period: 1m, store: share"]) =>
         "governance.limits[0].store: store share has no membership without shared_state.redis: N stays 1, so each replica \
@@ -381,6 +380,8 @@ fn a_valid_file_is_summed_up_and_ends_with_the_verdict() {
             "id: rate, attach: { level: team }, type: rpm, amount: 600, period: 1m, store: redis",
             "id: burst, attach: { level: user }, type: rpm, amount: 60, period: 1m, posture: { mode: shadow }",
             "id: flight, attach: { level: team }, type: concurrency, amount: 8, store: share",
+            "id: quota, attach: { level: org }, type: quota_tokens, amount: 1000000, period: day",
+            "id: tokens, attach: { level: org }, type: tpm, amount: 100000, period: 1m",
         ]) + REDIS),
     );
     assert_eq!(ended.code, 0, "{}", ended.stderr);
@@ -388,16 +389,17 @@ fn a_valid_file_is_summed_up_and_ends_with_the_verdict() {
     configuration: tt.yaml
     upstreams: 1
       openai  openai     https://api.openai.com/v1  gpt-*
-    limits: 4, 1 in shadow
-      LedgerSettled     ledger  1
-      AdmissionCounted  local   1, 1 in shadow
-      AdmissionCounted  redis   1
-      InflightLease     share   1
+    limits: 6, 1 in shadow
+      budget_usd, quota_tokens  ledger  2
+      rpm                       local   1, 1 in shadow
+      rpm                       redis   1
+      tpm                       local   1
+      concurrency               share   1
     tiers: redis 10.0.0.10:6379
     OK: configuration is valid
     "#);
     let warnings = ended.stderr.lines().filter(|line| line.starts_with("warning: "));
-    assert_eq!(warnings.count(), 2, "an air gap given up, and no advertise_url: {}", ended.stderr);
+    assert_eq!(warnings.count(), 2, "what else is dialled, and no advertise_url: {}", ended.stderr);
 }
 
 /// A file may be checked elsewhere than where it is served, so it is valid; what `run` would say here is said all the same.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io;
 
-use shards::limit::{Class, Limit};
+use shards::limit::{Class, Limit, LimitType};
 use shards::rate::Clock0;
 
 use super::{Outcome, ValidateArgs, color, print};
@@ -74,9 +74,14 @@ fn limits(config: &Config, compiled: &Compiled, text: &mut String) {
         };
         groups.entry((rank, store)).or_default().push(limit);
     }
-    for ((_, store), group) in groups {
-        let class = group.first().map_or("", |limit| limit.kind.class().as_str());
-        push(text, format_args!("  {class:16}  {store:6}  {}{}", group.len(), in_shadow(&group)));
+    // A class by the types that are in it, in the words of the file.
+    let types = |group: &[&Limit]| {
+        let kinds = LimitType::ALL.iter().filter(|kind| group.iter().any(|limit| limit.kind == **kind));
+        kinds.map(|kind| kind.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let width = groups.values().map(|group| types(group).len()).max().unwrap_or(0);
+    for ((_, store), group) in &groups {
+        push(text, format_args!("  {:width$}  {store:6}  {}{}", types(group), group.len(), in_shadow(group)));
     }
 }
 
@@ -86,7 +91,7 @@ fn tiers(config: &Config, text: &mut String) {
     let postgres = shared.postgres.as_ref().map(|postgres| format!("postgres ${}", postgres.dsn_env.as_str()));
     let tiers: Vec<String> = redis.into_iter().chain(postgres).collect();
     match tiers.is_empty() {
-        true => push(text, format_args!("tiers: none (air-gapped: nothing but upstreams is dialled)")),
+        true => push(text, format_args!("tiers: none (nothing but upstreams is dialled)")),
         false => push(text, format_args!("tiers: {}", tiers.join(", "))),
     }
 }

@@ -222,17 +222,21 @@ fn advertised(config: &Config, report: &mut Report) {
 }
 
 fn tiers(config: &Config, surroundings: &Surroundings, report: &mut Report) {
-    let gap = "the air gap of the single binary is given up for the coordination tier";
+    let dialled = "the process dials more than its upstreams";
     let remedy = "this is what `external: allow` consents to; remove the section to dial nothing but upstreams";
     // A section that is refused is not enabled, so there is nothing to warn of.
     let redis = config.shared_state.redis.as_ref().filter(|_| !report.has_error_within("shared_state.redis"));
     if let Some(redis) = redis {
-        report.warning("shared_state.redis", format!("a network redis at {} is enabled: {gap}", redis.addr), remedy);
+        report.warning(
+            "shared_state.redis",
+            format!("a network redis at {} is enabled: {dialled}", redis.addr),
+            remedy,
+        );
     }
     let postgres = config.shared_state.postgres.as_ref().filter(|_| !report.has_error_within("shared_state.postgres"));
     if let Some(postgres) = postgres {
         let variable = postgres.dsn_env.as_str();
-        let message = format!("a network postgres at the address in {variable} is enabled: {gap}");
+        let message = format!("a network postgres at the address in {variable} is enabled: {dialled}");
         report.warning("shared_state.postgres", message, remedy);
     }
     match replica::resolve(&config.replica, surroundings) {

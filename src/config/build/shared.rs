@@ -48,8 +48,7 @@ fn postgres(file: schema::Postgres, report: &mut Report) -> Postgres {
 
 /// Nothing dials out unless somebody typed the word.
 fn consent(given: Given<Consent>, at: &str, address_key: &str, report: &mut Report) {
-    let remedy =
-        "write `external: allow`: it gives up the air gap of the single binary for this store, so it must be typed";
+    let remedy = "write `external: allow`: it lets the process dial more than its upstreams, so it must be typed";
     match given.0 {
         Some(Consent(word)) if word == "allow" => {}
         Some(Consent(word)) => report.error(
