@@ -100,6 +100,7 @@ pub fn main(bodies: &Bodies) -> ExitCode {
         Command::Schema => schema::run(),
         Command::Completions(args) => man::completions(&args),
         Command::Man(args) => man::pages(&args),
+        Command::Version => print(&command().render_version()),
     };
     drop(log);
     ended(outcome)

@@ -555,6 +555,11 @@ fn a_command_line_that_is_not_understood_ends_with_1_and_help_with_0() {
         let ended = tokentriage(&folder, args);
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{args:?}");
     }
+    for args in ["version", "--version", "-V"] {
+        let ended = tokentriage(&folder, &[args]);
+        let said = (ended.code, ended.stdout.as_str(), ended.stderr.as_str());
+        assert_eq!(said, (0, concat!("tokentriage ", env!("CARGO_PKG_VERSION"), "\n"), ""), "{args}");
+    }
     let ended = tokentriage(&folder, &["--log-level", "info=[", "schema"]);
     assert_eq!(ended.code, 1);
     assert!(ended.stderr.starts_with("error: --log-level: `info=[` is no log filter"), "{}", ended.stderr);

@@ -74,6 +74,8 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Print the man page, or write one per command into a folder
     Man(ManArgs),
+    /// Print the version, as --version does
+    Version,
 }
 
 /// Which configuration a command reads.
