@@ -32,7 +32,7 @@ pub struct MockOptions {
     /// Tokens per answer; a smaller cap in the request wins
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub tokens: u32,
-    /// Pause after each chunk of a stream
+    /// Pause after each chunk of a stream; 0ms sends them back to back
     #[arg(long, value_name = "DURATION", default_value = "10ms", value_parser = crate::config::units::parse_duration)]
     pub chunk_delay: Duration,
     /// Chunks per stream; one per token when absent

@@ -37,13 +37,20 @@ pub fn event(name: Option<&str>, data: &Value) -> String {
     }
 }
 
+/// Waits; not at all for no time, where a timer would take its next tick, a millisecond.
+pub async fn pause(time: Duration) {
+    if !time.is_zero() {
+        tokio::time::sleep(time).await;
+    }
+}
+
 /// Sends the events one by one, pausing after each of them but the last; with `cut`, only the first half of
 /// them and then a broken connection, without the closing chunk that would make it look whole.
 pub fn sse(events: Vec<String>, pace: Pace) -> Response {
     let kept = if pace.cut { events.len() / 2 } else { events.len() };
     let start = (events.into_iter().take(kept), Duration::ZERO, false);
-    let body = Body::from_stream(stream::unfold(start, move |(mut left, pause, broke)| async move {
-        tokio::time::sleep(pause).await;
+    let body = Body::from_stream(stream::unfold(start, move |(mut left, delay, broke)| async move {
+        pause(delay).await;
         match left.next() {
             Some(event) => Some((Ok(event), (left, pace.chunk_delay, broke))),
             None if pace.cut && !broke => Some((Err(broken()), (left, Duration::ZERO, true))),
@@ -58,4 +65,23 @@ pub fn sse(events: Vec<String>, pace: Pace) -> Response {
 
 fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "the model's name asked for a cut")
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt, StreamExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn events_without_a_delay_go_back_to_back_and_others_wait() {
+        let events = || (0..1_000).map(|number| format!("data: {number}\n\n")).collect::<Vec<_>>();
+        // What is there without being waited for.
+        let ready = |delay_ms| {
+            let pace = Pace { chunk_delay: Duration::from_millis(delay_ms), cut: false };
+            let mut body = sse(events(), pace).into_body().into_data_stream();
+            std::iter::from_fn(|| body.next().now_or_never().flatten()).count()
+        };
+        assert_eq!((ready(0), ready(60_000)), (1_000, 1));
+    }
 }

@@ -97,7 +97,7 @@ async fn answer(options: Options, family: Family, body: &[u8], reply: fn(&Asked)
         return error(family, StatusCode::BAD_REQUEST, "invalid_request_error", "the body names no model");
     };
     let faults = Faults::of_model(&model);
-    tokio::time::sleep(faults.latency.unwrap_or(options.latency)).await;
+    reply::pause(faults.latency.unwrap_or(options.latency)).await;
     if let Some((status, kind)) = faults.status {
         let status = StatusCode::from_u16(status).expect("the table of faults holds valid statuses");
         return error(family, status, kind, "the model's name asked for this error");
