@@ -6,6 +6,7 @@ mod common;
 use std::process::Command;
 
 use admin::*;
+use common::scripted::json_answer;
 use common::*;
 use serde_json::{Value, json};
 
@@ -138,4 +139,34 @@ fn an_answer_that_was_cut_is_an_error_of_the_query() {
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!((lines[0][3], &lines[1][1..4]), ("ERRORS", &["7", "1", "4"][..]), "{table}");
     gateway.idle_check();
+}
+
+/// What a command ends with is what its caller acts upon: correct the command, or try again.
+#[test]
+fn what_an_admin_port_refuses_ends_with_1_and_what_fails_behind_it_with_2() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock).start();
+    let (statuses, next) = ([503, 500, 502, 409, 404, 401], std::sync::atomic::AtomicUsize::new(0));
+    let commands: [&[&str]; 6] = [
+        &["keys", "mint", "--node", DEV1],
+        &["keys", "list"],
+        &["keys", "revoke", "key_1"],
+        &["fleet", "list"],
+        &["fleet", "decommission", "tt-b"],
+        &["query"],
+    ];
+    let port = Scripted::start(move |_| {
+        let status = statuses[next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % statuses.len()];
+        let error = json!({"type": "t", "message": format!("said {status}"), "remedy": "do this"});
+        Answer::Keep(json_answer(status, &json!({"error": error})))
+    });
+    let url = format!("http://{}", port.addr);
+    for command in commands {
+        for status in statuses {
+            let (code, stdout, stderr) = cli(&gateway, &[command, &["--admin", &url]].concat());
+            let expected = if status >= 500 { 2 } else { 1 };
+            assert_eq!((code, stdout.as_str()), (Some(expected), ""), "{command:?} on {status}: {stderr}");
+            assert_eq!(stderr, format!("error: {url}: said {status}; do this"), "{command:?}");
+        }
+    }
 }

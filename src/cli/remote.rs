@@ -107,7 +107,9 @@ impl Remote {
             return serde_json::from_str(&body)
                 .map_err(|error| Failure::Runtime(format!("{}: the answer is not one of ours: {error}", self.base)));
         }
-        Err(Failure::Refused(format!("{}: {}", self.base, why(status.as_u16(), &body))))
+        let text = format!("{}: {}", self.base, why(status.as_u16(), &body));
+        // What was asked cannot be had as asked; anything else could, and went wrong there: a store that is down, a full disk.
+        Err(if status.is_client_error() { Failure::Refused(text) } else { Failure::Runtime(text) })
     }
 }
 
