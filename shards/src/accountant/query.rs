@@ -160,14 +160,21 @@ impl Tally {
             }
             let (scope, time) = (&rollup.scopes()[at], self.time_of(start));
             let mut rest = cell.totals;
+            let mut most: Option<(usize, u64)> = None;
             for (limit, rows) in rollup.refused_by(cell).filter(|_| by_limit) {
                 let refused = Totals { requests: rows, refusals: rows, ..Totals::default() };
                 rest.requests = rest.requests.saturating_sub(rows);
                 rest.refusals = rest.refusals.saturating_sub(rows);
                 let group = self.group(scope, time, Some(limit));
                 self.sums[group].1.add(&refused);
+                if most.is_none_or(|(_, most)| rows > most) {
+                    most = Some((group, rows));
+                }
             }
-            if rest == Totals::default() {
+            // What refused rows have beside their number, such as their latency, is not kept by limit. Where there were no
+            // others, it belongs to the limit that refused most of them; a group of no rows would be a phantom.
+            if let Some((group, _)) = most.filter(|_| rest.requests == 0) {
+                self.sums[group].1.add(&rest);
                 continue;
             }
             let group = match last[at] {
@@ -333,6 +340,16 @@ mod tests {
             ask(&["limit", "day"]),
             &[("- 2026-11-29", 1, 0), ("- 2026-11-30", 2, 0), ("rpm 2026-11-30", 2, 2), ("usd 2026-11-30", 1, 1)],
         );
+    }
+
+    #[test]
+    fn rows_that_were_all_refused_leave_no_group_without_rows_and_their_latency_is_kept() {
+        let query = ask(&["node:team", "limit"]);
+        let latency_us: u64 = answer(query.clone()).groups.iter().map(|group| group.totals.latency_us).sum();
+        assert_eq!(latency_us, 6 * 1_000);
+        let of_x = [("org:a/team:x -", 2, 0), ("org:a/team:x rpm", 1, 1)];
+        let of_y = [("org:a/team:y -", 1, 0), ("org:a/team:y rpm", 1, 1)];
+        expect(query, &[&[("__global usd", 1, 1)], &of_x[..], &of_y[..]].concat());
     }
 
     #[test]
