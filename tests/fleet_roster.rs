@@ -200,6 +200,56 @@ fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
     assert!(code == Some(1) && stderr.contains("no replica \"tt-b\""), "{stderr}");
 }
 
+/// A store that froze keeps the heartbeats of the living from each other; it kills nobody.
+#[test]
+fn while_the_store_is_frozen_replicas_are_what_they_were_and_the_roster_says_as_of_when() {
+    let cluster = Cluster::start(|setup| setup);
+    let (a, b) = (cluster.replica("tt-a"), cluster.replica("tt-b"));
+    cluster.wait_live(&[&a, &b], 2, SOON);
+    let copy = || std::fs::read_to_string(a.data_dir.join("roster.json")).unwrap_or_default();
+    until("the copy to know both", SOON, || copy().contains("tt-b"));
+    cluster.redis.freeze();
+    until("the roster to be frozen", SOON, || fleet(&a)["degraded"] == true);
+    let roster = fleet(&a);
+    assert_eq!(standing(&a, "tt-b")["state"], "live", "{roster}");
+    assert!(standing(&a, "tt-b")["age_ms"].as_u64().is_some_and(|age_ms| age_ms < 3_000), "{roster}");
+    assert_eq!(
+        (&roster["n_live"], &roster["n_total"]),
+        (&json!(1), &json!(2)),
+        "nobody splits a share by it: {roster}"
+    );
+    let note = "the shared store does not answer: states and ages are those of its last answer";
+    assert!(roster["note"].as_str().is_some_and(|said| said.starts_with(note)), "{roster}");
+    let list = |replica: &Gateway| {
+        let mut command = Command::new(binary());
+        let url = format!("http://{}", replica.admin);
+        command.args(["fleet", "list", "--admin", &url]).current_dir(cluster.folder()).env_remove("TT_ADMIN_TOKEN");
+        let (status, stdout, stderr) = run(&mut command, SOON);
+        assert_eq!(status.code(), Some(0), "{stderr}");
+        (stdout, stderr)
+    };
+    let state = |stdout: &str| {
+        let line = stdout.lines().find(|line| line.starts_with("tt-b ")).expect("a line of tt-b").to_owned();
+        line.split_whitespace().nth(1).unwrap_or_default().to_owned()
+    };
+    let (stdout, stderr) = list(&a);
+    let as_of = roster["as_of"].as_str().expect("it answered once");
+    assert_eq!(state(&stdout), "live", "{stdout}");
+    assert!(stderr.starts_with("1 of 2 live (membership_stale), as of "), "{stderr}");
+    assert!(stderr.contains(&as_of[..16]) && stderr.contains(note), "{stderr}, {as_of}");
+    // One that starts now knows the other from its copy alone.
+    a.process.kill();
+    let again = cluster.setup("tt-a", "tt-a").start();
+    until("the copy to be read", SOON, || !standing(&again, "tt-b").is_null());
+    assert_eq!(standing(&again, "tt-b")["state"], "unknown", "{}", fleet(&again));
+    let (stdout, stderr) = list(&again);
+    assert_eq!(state(&stdout), "unknown", "{stdout}");
+    assert!(stderr.contains("the shared store has not answered since this process started"), "{stderr}");
+    cluster.redis.thaw();
+    cluster.wait_live(&[&again, &b], 2, SOON);
+    assert_eq!(standing(&again, "tt-b")["state"], "live");
+}
+
 /// The roster of the replica that is asked is as old as its last heartbeat; here that may be a minute.
 #[test]
 fn a_replica_that_said_goodbye_a_moment_ago_is_removed_as_drained() {

@@ -25,8 +25,11 @@ use crate::{me, when};
 /// What a single node says.
 const ALONE: &str = "a fleet of one: no shared-state tier is configured, so this replica knows of no other";
 /// What a frozen roster says.
-const FROZEN: &str = "the shared store does not answer: states and ages are those of as_of, aged by this replica's own \
-                      clock; shares are not split until it answers";
+const FROZEN: &str = "the shared store does not answer: states and ages are those of its last answer, and who beat since then \
+                      is not known here; shares are not split until it answers";
+/// What a roster says that only copies know.
+const UNSEEN: &str = "the shared store has not answered since this process started: who is live is not known here, and \
+                      shares are not split until it answers";
 /// What is said of a replica that was removed although it beats.
 const RETURNS: &str = "it was live when it was removed: unless it is stopped, its next heartbeat brings it back, and \
                        everything it burned with it";
@@ -47,8 +50,9 @@ struct Roster {
     liveness_window_ms: u64,
     /// Measured.
     max_abs_skew_ms: u64,
-    /// A frozen snapshot: what was true at `as_of`.
+    /// A frozen snapshot: `as_of` is longer ago than the liveness window, or null.
     degraded: bool,
+    /// The store's last answer: states and ages are those of then.
     as_of: Option<String>,
     /// Why `n_live` cannot be relied on.
     suspended: Option<&'static str>,
@@ -64,9 +68,10 @@ pub struct Replica {
     stable: bool,
     version: String,
     started_at: String,
-    /// Since its last heartbeat; null before the store first answered.
+    /// From its last heartbeat to `as_of`; null before the store first answered.
     age_ms: Option<u64>,
     pub advertise_url: Option<String>,
+    /// What it was at `as_of`; `unknown` before the store first answered.
     pub state: &'static str,
     /// Names its ledger wherever that goes.
     pub ledger_id: Option<String>,
@@ -76,7 +81,7 @@ pub struct Replica {
 pub async fn roster(State(admin): State<Arc<Admin>>) -> Answer {
     let (shared, now) = (admin.shared(), now());
     let window = shared.rules.load().config.fleet.liveness_window;
-    let replicas = replicas(&admin, now);
+    let replicas = replicas(&admin);
     let n_total = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
     let (n_live, skew_ms, as_of, suspended, note) = match &shared.coordination {
         None => (u32::from(!is_draining(shared)), 0, Some(now.wall), None, ALONE),
@@ -84,8 +89,12 @@ pub async fn roster(State(admin): State<Arc<Admin>>) -> Answer {
             let (n_live, reason) = coordination.n_live(now.mono);
             let roster = coordination.fleet.roster.load();
             let as_of = roster.as_of().map(|as_of| WallMs(now.wall.0 - (now.mono.since(as_of) / 1_000_000) as i64));
-            let note = if is_frozen(coordination, now) { FROZEN } else { "" };
-            (n_live, roster.max_abs_skew_ms(now.mono), as_of, reason.map(|reason| reason.as_str()), note)
+            let note = match as_of {
+                _ if !is_frozen(coordination, now) => "",
+                Some(_) => FROZEN,
+                None => UNSEEN,
+            };
+            (n_live, roster.max_abs_skew_ms(), as_of, reason.map(|reason| reason.as_str()), note)
         }
     };
     let degraded = shared.coordination.as_ref().is_some_and(|coordination| is_frozen(coordination, now));
@@ -103,6 +112,11 @@ pub async fn roster(State(admin): State<Arc<Admin>>) -> Answer {
     })
 }
 
+/// What a replica is on the roster, in a word.
+pub fn state(standing: Option<Standing>) -> &'static str {
+    standing.map_or("unknown", Standing::as_str)
+}
+
 /// Whether the roster is older than the liveness window.
 pub fn is_frozen(coordination: &Coordination, now: Now) -> bool {
     coordination.membership.n_live(now.mono).1.is_some()
@@ -113,7 +127,7 @@ fn is_draining(shared: &Shared) -> bool {
 }
 
 /// Every replica that is known, this one first.
-pub fn replicas(admin: &Admin, now: Now) -> Vec<Replica> {
+pub fn replicas(admin: &Admin) -> Vec<Replica> {
     let shared = admin.shared();
     let own = Replica {
         id: shared.replica.name.clone(),
@@ -134,9 +148,9 @@ pub fn replicas(admin: &Admin, now: Now) -> Vec<Replica> {
         stable: entry.card.stable,
         version: entry.card.version.clone(),
         started_at: when::text(WallMs(entry.card.started_at_ms)),
-        age_ms: roster.age_ms(entry, now.mono),
+        age_ms: roster.age_ms(entry),
         advertise_url: entry.card.advertise_url.clone(),
-        state: roster.state(entry, now.mono).as_str(),
+        state: state(roster.state(entry)),
         ledger_id: Some(entry.card.ledger_id.clone()),
     });
     std::iter::once(own.clone()).chain(others).collect()

@@ -18,7 +18,7 @@ use shards::suspend::{IDENTITY, Reason};
 use tokio::sync::oneshot;
 
 use super::answer::{Answer, ok, with_status};
-use super::{Admin, now};
+use super::{Admin, fleet, now};
 use crate::config::RequireKey;
 use crate::coordination::fleet::Command;
 use crate::coordination::{Coordination, LastTrouble};
@@ -102,7 +102,7 @@ struct Peer {
     limit_id: Option<String>,
     limit_type: Option<&'static str>,
     /// Who published it last, and what that replica is on the roster: its heartbeats decide, not this burn. `unknown`: the
-    /// roster has nobody of that name.
+    /// roster has nobody of that name, or nothing but a copy knows it.
     replica: String,
     state: &'static str,
     ledger_id: String,
@@ -299,7 +299,7 @@ async fn peers(shared: &Shared, coordination: &Coordination) -> Vec<Peer> {
         }
     }
     let roster = coordination.fleet.roster.load();
-    let state = |replica: &str| roster.find(replica).map_or("unknown", |entry| roster.state(entry, now.mono).as_str());
+    let state = |replica: &str| fleet::state(roster.find(replica).and_then(|entry| roster.state(entry)));
     let peers = sums.into_values().map(|(kind, burn, peer)| Peer {
         burn: kind.map(|kind| me::amount(kind, burn)),
         state: state(&peer.replica),

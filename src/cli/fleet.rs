@@ -44,7 +44,9 @@ fn list(args: &FleetListArgs) -> Outcome {
     let note = roster["note"].as_str().unwrap_or_default().to_owned();
     let suspended = roster["suspended"].as_str().map(|reason| format!(" ({reason})")).unwrap_or_default();
     let note = if note.is_empty() { note } else { format!(": {note}") };
-    let line = format!("{} live{suspended}{note}\n", text(&roster["summary"]));
+    let as_of = roster["as_of"].as_str().filter(|_| roster["degraded"] == true);
+    let as_of = as_of.map(|as_of| format!(", as of {as_of}")).unwrap_or_default();
+    let line = format!("{} live{suspended}{as_of}{note}\n", text(&roster["summary"]));
     let _ = std::io::stderr().write_all(line.as_bytes()); // with stderr closed there is nobody to tell
     Ok(())
 }

@@ -358,7 +358,7 @@ impl Background {
         // would still be live in it. Only a store that knew nothing of it leaves us with ours.
         let state = match beat {
             Some(beat) => Some(self.roster.state_of(&beat, at_us)),
-            None => self.roster.find(replica).map(|entry| self.roster.state(entry, now().mono)),
+            None => self.roster.find(replica).map(|entry| self.roster.state_at(entry, at_us)),
         };
         let mut dropped = Dropped { state, cells: Vec::new() };
         for batch in places.chunks(BATCH) {

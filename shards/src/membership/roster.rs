@@ -228,11 +228,6 @@ impl Roster {
         self.as_of.map(|as_of| as_of.mono)
     }
 
-    /// The store's clock now, as far as it can be told: its last answer plus what passed here since.
-    pub fn store_now_us(&self, now: MonoNs) -> Option<u64> {
-        self.as_of.map(|as_of| as_of.store_us.saturating_add(now.since(as_of.mono) / 1_000))
-    }
-
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
@@ -246,15 +241,15 @@ impl Roster {
         self.gone.iter().map(|(id, at_us)| (id.clone(), *at_us)).collect()
     }
 
-    /// What `entry` is now. A frozen snapshot ages with our own clock.
-    pub fn state(&self, entry: &Entry, now: MonoNs) -> State {
+    /// What `entry` was when the store last answered; `None`: it never did, and a copy remembers nothing but a goodbye. Who
+    /// beat since then is not known here: a store that froze keeps the heartbeats of the living from us as well.
+    pub fn state(&self, entry: &Entry) -> Option<State> {
         if entry.id == self.own_id {
-            return State::Live; // it is the one that is asked
+            return Some(State::Live); // it is the one that is asked
         }
-        match self.store_now_us(now) {
-            Some(store_us) => self.state_at(entry, store_us),
-            None if entry.drained => State::Drained,
-            None => State::Unreachable,
+        match self.as_of {
+            Some(as_of) => Some(self.state_at(entry, as_of.store_us)),
+            None => entry.drained.then_some(State::Drained),
         }
     }
 
@@ -263,18 +258,19 @@ impl Roster {
         self.standing(beat.at_us, beat.drained, store_us)
     }
 
-    /// Since its last heartbeat; `None` before the store first answered.
-    pub fn age_ms(&self, entry: &Entry, now: MonoNs) -> Option<u64> {
-        self.store_now_us(now).map(|store_us| store_us.saturating_sub(entry.last_beat_us) / 1_000)
+    /// From its last heartbeat to the store's last answer; `None` before the first.
+    pub fn age_ms(&self, entry: &Entry) -> Option<u64> {
+        self.as_of.map(|as_of| as_of.store_us.saturating_sub(entry.last_beat_us) / 1_000)
     }
 
     /// The largest clock difference that a live replica measured against the store.
-    pub fn max_abs_skew_ms(&self, now: MonoNs) -> u64 {
-        let live = self.entries.values().filter(|entry| self.state(entry, now) == State::Live);
+    pub fn max_abs_skew_ms(&self) -> u64 {
+        let live = self.entries.values().filter(|entry| self.state(entry) == Some(State::Live));
         live.map(|entry| entry.card.skew_ms.unsigned_abs()).max().unwrap_or(0)
     }
 
-    fn state_at(&self, entry: &Entry, store_us: u64) -> State {
+    /// What `entry` was at an instant of the store's clock, if it did not beat again.
+    pub fn state_at(&self, entry: &Entry, store_us: u64) -> State {
         self.standing(entry.last_beat_us, entry.drained, store_us)
     }
 
@@ -377,8 +373,23 @@ mod tests {
         roster.heard(snapshot(116, &later), at(16));
         assert_eq!(roster.n_live(), 1);
         let b = roster.find("b").unwrap().clone();
-        assert_eq!(roster.state(&b, at(16)), State::Stale);
-        assert_eq!((roster.state(&b, at(31)), roster.age_ms(&b, at(31))), (State::Unreachable, Some(31_000)));
+        assert_eq!((roster.state(&b), roster.age_ms(&b)), (Some(State::Stale), Some(16_000)));
+        roster.heard(snapshot(131, &later), at(31));
+        assert_eq!((roster.state(&b), roster.age_ms(&b)), (Some(State::Unreachable), Some(31_000)));
+    }
+
+    #[test]
+    fn a_store_that_froze_makes_nobody_unreachable_and_before_its_first_answer_nothing_is_known() {
+        let mut roster = Roster::new("a", "n", "l1", WINDOW_NS);
+        let of = |id: &str, drained| Entry { id: id.to_owned(), card: card("l2"), last_beat_us: 50_000_000, drained };
+        roster.remember(vec![of("b", false), of("c", true)], &[]);
+        let state = |roster: &Roster, id: &str| roster.state(roster.find(id).unwrap());
+        assert_eq!((state(&roster, "b"), state(&roster, "c")), (None, Some(State::Drained)));
+        assert_eq!(roster.age_ms(roster.find("b").unwrap()), None);
+        roster.heard(snapshot(100, &[("a", beat(100, "n", "l1")), ("b", beat(99, "m", "l2"))]), at(0));
+        // Ten minutes without an answer: N is not to be relied on, and "b" is what it was.
+        assert_eq!(roster.parts(at(600)), (1, Some(Reason::MembershipStale)));
+        assert_eq!((state(&roster, "b"), roster.age_ms(roster.find("b").unwrap())), (Some(State::Live), Some(1_000)));
     }
 
     #[test]
@@ -395,7 +406,7 @@ mod tests {
         let left = Beat { drained: true, ..beat(100, "m", "l2") };
         roster.heard(snapshot(100, &[("b", left)]), at(0));
         assert_eq!((roster.n_live(), roster.entries().count()), (1, 1));
-        assert_eq!(roster.state(roster.find("b").unwrap(), at(600)), State::Drained);
+        assert_eq!(roster.state(roster.find("b").unwrap()), Some(State::Drained));
     }
 
     #[test]

@@ -20,7 +20,7 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 pub async fn ask(admin: Arc<Admin>, own: Spend, params: Vec<(&'static str, String)>) -> Result<Spend, Fault> {
     let now = now();
     let Some(coordination) = admin.shared().coordination.clone() else { return Ok(own) };
-    let all = replicas(&admin, now);
+    let all = replicas(&admin);
     let params = Arc::new(params);
     let mut asked = Vec::new();
     for peer in &all[1.min(all.len())..] {
