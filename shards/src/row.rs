@@ -29,7 +29,7 @@ pub use request_id::RequestId;
 pub enum Decision {
     Admitted,
     Refused,
-    /// A fault before a verdict could be carried out; nobody was refused by a limit.
+    /// A fault before a verdict could be carried out to its end; nobody was refused by a limit.
     Error,
 }
 
@@ -110,7 +110,7 @@ pub struct Row {
     /// `None` when none was chosen.
     pub upstream: Option<Arc<str>>,
     pub decision: Decision,
-    /// `None` unless admitted.
+    /// `None` unless the caller or the provider ended it: also of a request that we cut.
     pub outcome: Option<Outcome>,
     /// Request heads written to upstreams.
     pub attempts: u32,

@@ -10,7 +10,7 @@ use io::clock;
 use shards::gate::Passed;
 use shards::price::{PriceSource, Terms, cost_of};
 use shards::refusal::{Family, Refusal};
-use shards::row::{Decision, Outcome, RefusedBy, RequestId, Row};
+use shards::row::{Decision, RefusedBy, RequestId, Row};
 use shards::scope::{Endpoint, Node};
 use shards::settle::{OutputBound, Settlement};
 use shards::units::{MonoNs, NanoUsd, Now};
@@ -273,13 +273,10 @@ impl Drop for Life {
         if self.judged && !self.closed {
             let status = if self.row.status == 0 { 500 } else { self.row.status };
             if self.core.cut.is_set() {
-                // Not a bug and not the provider: the drain time was over.
                 self.last_byte();
-                self.row.outcome.get_or_insert(Outcome::Timeout);
-            } else {
-                self.row.decision = Decision::Error;
-                self.row.outcome.get_or_insert(Outcome::UpstreamError);
             }
+            // Cut by a stop that waits no longer, or a bug: an error of ours, so no outcome of the caller's or provider's.
+            self.row.decision = Decision::Error;
             self.settle(status, None);
         }
         self.core.give_passed(&mut self.passed);
