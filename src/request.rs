@@ -162,8 +162,8 @@ async fn govern(
     // The body, and what it asks for.
     let server = &rules.config.server;
     let body = body::receive(client, head_len, server.max_body_bytes, ns(server.body_timeout), &core.inspector).await;
+    life.body_awaited();
     let Body { range, asked } = body.map_err(|fault| body_stop(fault, server.max_body_bytes))?;
-    life.body_read();
     let asked = inspect(client, &range, asked, endpoint)?;
 
     // Which provider, and whether this caller may use it. What a pass-through path costs, no table knows.
@@ -205,6 +205,7 @@ async fn govern(
                 break;
             }
             Err(failed) => {
+                life.last_byte();
                 let may_try_another = matches!(failed, Failure::NotSent(_) | Failure::ConnectTimeout);
                 failure = Some(failed);
                 if !may_try_another {

@@ -3,6 +3,8 @@
 mod common;
 
 use common::http::chunk_frame;
+use std::time::Duration;
+
 use common::scripted::{chat_reply, healthy_chat, json_answer};
 use common::*;
 use serde_json::{Value, json};
@@ -82,5 +84,41 @@ fn what_a_provider_reports_is_booked_even_above_what_the_request_allowed() {
     let key = gateway.mint(DEV1);
     let answer = gateway.post(&key, CHAT, &with(chat("mock"), "max_tokens", json!(300))).expect(200);
     gateway.row(&answer).assert_reported(1, 389, 0, 0);
+    gateway.idle_check();
+}
+
+/// Whoever is waited for in vain: the time is not the gateway's.
+#[test]
+fn overhead_holds_no_wait_for_a_caller_that_leaves_or_a_provider_that_gives_no_answer() {
+    const WAIT: Duration = Duration::from_millis(300);
+    let mock = Mock::start();
+    let setup = Setup::new().upstream("slow", "openai", mock.addr, r#"["slow+*"]"#, "first_byte_timeout: 300ms");
+    let gateway = setup.mock(&mock, r#"["mock*"]"#).start();
+    let key = gateway.mint(DEV1);
+    let post = || Request::post(CHAT).key(&key.secret);
+    let wait_row = |rows: usize, outcome: &str| {
+        let row = gateway.wait_rows(rows, SOON).pop().expect("a row");
+        let (latency_us, overhead_us) = (row.number("latency_us"), row.number("overhead_us"));
+        assert_eq!(row.outcome(), outcome, "{}", row.0);
+        assert!(latency_us >= 250_000, "it was waited for: {}", row.0);
+        assert!(overhead_us < latency_us / 3, "{}", row.0);
+    };
+
+    gateway.post(&key, CHAT, &chat("slow+delay30000")).expect(504);
+    wait_row(1, "timeout");
+
+    let mut leaves = Conn::open(gateway.addr);
+    leaves.send(&post().json(&chat("mock+delay30000")));
+    mock.wait_requests(2);
+    std::thread::sleep(WAIT); // the time that must not count
+    drop(leaves);
+    wait_row(2, "client_gone");
+
+    let mut aborts = Conn::open(gateway.addr);
+    aborts.send_raw(&post().header("Content-Length", "1000").head("x"));
+    until("its head to be judged", SOON, || gateway.metrics().sum("tokentriage_inflight") == Some(1.0));
+    std::thread::sleep(WAIT);
+    drop(aborts);
+    wait_row(3, "client_gone");
     gateway.idle_check();
 }

@@ -72,8 +72,9 @@ pub struct Life {
     metered: bool,
     judged: bool,
     closed: bool,
-    /// Monotonic ns since which the gateway, not the caller or the provider, is what is waited for.
-    ours_since_ns: u64,
+    /// Monotonic ns since which the gateway is what is waited for; `None` while the provider is. A body is waited for with
+    /// the clock running, and what it ran is dropped when the wait is over.
+    ours_since_ns: Option<u64>,
     sent_ns: u64,
 }
 
@@ -109,7 +110,7 @@ impl Life {
             metered: true,
             judged: false,
             closed: false,
-            ours_since_ns: now.mono.0,
+            ours_since_ns: Some(now.mono.0),
             sent_ns: 0,
         }
     }
@@ -140,13 +141,13 @@ impl Life {
     /// Gate A has waited for the shared store: that time is ours, not the body's.
     pub fn store_answered(&mut self) {
         let now_ns = clock::mono_ns();
-        self.row.overhead_us += now_ns.saturating_sub(self.ours_since_ns) / 1_000;
-        self.ours_since_ns = now_ns;
+        self.add_overhead(now_ns);
+        self.ours_since_ns = Some(now_ns);
     }
 
-    /// The body came in: what follows is our time again.
-    pub fn body_read(&mut self) {
-        self.ours_since_ns = clock::mono_ns();
+    /// The body came in, or will not: what follows is our time again.
+    pub fn body_awaited(&mut self) {
+        self.ours_since_ns = Some(clock::mono_ns());
     }
 
     /// The body was understood.
@@ -176,8 +177,7 @@ impl Life {
     pub fn upstream(&mut self, upstream: &Upstream) {
         self.row.upstream = Some(upstream.id.clone());
         let now_ns = clock::mono_ns();
-        self.row.overhead_us += now_ns.saturating_sub(self.ours_since_ns) / 1_000;
-        self.ours_since_ns = now_ns;
+        self.add_overhead(now_ns);
         self.sent_ns = now_ns; // for an answer that comes before the request was written to its end
     }
 
@@ -191,12 +191,17 @@ impl Life {
     pub fn first_byte(&mut self) {
         let now_ns = clock::mono_ns();
         self.row.first_byte_us = Some(now_ns.saturating_sub(self.sent_ns) / 1_000);
-        self.ours_since_ns = now_ns;
     }
 
-    /// The last byte of the answer is here; what is left is our work.
+    /// The last byte of the answer is here, or none will come; what is left is our work.
     pub fn last_byte(&mut self) {
-        self.ours_since_ns = clock::mono_ns();
+        self.ours_since_ns = Some(clock::mono_ns());
+    }
+
+    /// Books what the gateway took until now.
+    fn add_overhead(&mut self, now_ns: u64) {
+        let since_ns = self.ours_since_ns.take();
+        self.row.overhead_us += since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns) / 1_000);
     }
 
     /// Ends the request: books, gives back, writes the row. With `ledger.sync: always` it waits until the row is on
@@ -229,6 +234,7 @@ impl Life {
         };
         self.passed.held.settle(MonoNs(end_ns), self.n_live, settlement);
         self.passed.held.give_back();
+        self.add_overhead(end_ns);
 
         let row = &mut self.row;
         row.status = status;
@@ -244,7 +250,6 @@ impl Life {
         row.suspended = std::mem::take(&mut self.passed.suspended);
         row.reserved_tokens = self.passed.reserved_tokens;
         row.latency_us = end_ns.saturating_sub(self.now.mono.0) / 1_000;
-        row.overhead_us += end_ns.saturating_sub(self.ours_since_ns) / 1_000;
         row.end = shards::units::WallMs(clock::wall_ms().max(row.ts.0));
         self.core.hand_over(row)
     }
