@@ -1,51 +1,20 @@
-//! What the rest of the gateway relies on from the runtime, under both drivers, and under io_uring as old kernels have it.
+//! What the rest of the gateway relies on from the runtime's sockets, under both drivers, and under io_uring as old kernels
+//! have it. `runtime_wakes.rs` has what wakes a core, `runtime_connections.rs` how sockets come and go.
 //!
 //! They pin that a wait may be given up at any time without losing a byte or a descriptor.
 
+mod support;
+
 use std::cell::{Cell, RefCell};
-use std::io::{Read, Write};
-use std::net::{TcpListener as StdListener, TcpStream as StdStream};
+use std::io::{ErrorKind, Read, Write};
 use std::rc::Rc;
+use std::sync::mpsc;
 use std::task::Poll;
 use std::time::Duration;
 
 use io::clock::mono_ns;
-use io::doorbell::doorbell;
-use io::listen::{Listener, StopAccepting, bind_all};
-use io::runtime::{
-    Alarm, Beside, ClientTls, DriverChoice, DriverKind, Event, Fill, PLAIN, ServerTls, Socket, let_others_run,
-    read_beside, run_core, run_core_on, sleep, spawn,
-};
-use io::upstream::{Addresses, ConnectError, Pool, Target, connect};
-
-const SECOND_NS: u64 = 1_000_000_000;
-
-/// Runs the body under each driver this machine has; epoll it always has.
-fn on_both_drivers<Fut: Future<Output = ()>>(body: impl Fn() -> Fut) {
-    run_core(DriverChoice::Epoll, |_| body()).expect("epoll");
-    let mut best = None;
-    run_core(DriverChoice::Auto, |driver| {
-        best = Some(driver.kind);
-        body()
-    })
-    .expect("a driver");
-    if best == Some(DriverKind::IoUring) {
-        run_core_on(PLAIN, |_| body()).expect("io_uring without flags, where it can be had with them");
-    }
-}
-
-/// A connected pair: our socket and the test's plain blocking end.
-async fn pair() -> (Socket, StdStream) {
-    let listeners = bind_all("127.0.0.1:0".parse().unwrap(), 1).unwrap();
-    let address = listeners[0].local_addr().unwrap();
-    let far = StdStream::connect(address).unwrap();
-    let listener = Listener::new(listeners.into_iter().next().unwrap()).unwrap();
-    (listener.accept(&StopAccepting::default()).await.unwrap(), far)
-}
-
-fn to(address: std::net::SocketAddr) -> Target {
-    Target { host: "127.0.0.1".into(), addresses: Addresses::fixed(address), tls: None }
-}
+use io::runtime::{Beside, DriverChoice, DriverKind, Fill, let_others_run, read_beside, run_core, sleep, spawn};
+use support::{SECOND_NS, on_both_drivers, pair};
 
 #[test]
 fn epoll_can_be_forced() {
@@ -173,17 +142,27 @@ fn a_peer_that_sends_more_than_is_read_waits_and_loses_no_byte() {
         const BYTES: usize = 20_000_000;
         let (mut socket, mut far) = pair().await;
         let (mut other, _far_other) = pair().await;
+        let (tell, told) = mpsc::channel();
         let sent = std::thread::spawn(move || {
             let bytes: Vec<u8> = (0..BYTES).map(|n| (n % 251) as u8).collect();
-            far.write_all(&bytes).unwrap();
+            far.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
+            let mut left = &bytes[..];
+            while !left.is_empty() {
+                match far.write(left) {
+                    Ok(count) => left = &left[count..],
+                    // Held back: nothing more was taken of it for that long.
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => drop(tell.send(left.len())),
+                    Err(error) => panic!("{error}"),
+                }
+            }
             far
         });
         // It is waited for once, and then left alone while it sends.
         assert!(socket.readable(mono_ns() + 5 * SECOND_NS).await);
-        for _ in 0..50 {
+        while told.try_recv().is_err() {
+            assert!(!sent.is_finished(), "20 MB lie in buffers of the kernel or of ours");
             sleep(Duration::from_millis(1)).await;
         }
-        assert!(!sent.is_finished(), "20 MB lie in buffers of the kernel or of ours");
         // Room of both kinds: as for a head, and as for a body.
         let (mut got, mut round) = (Vec::new(), 0_usize);
         while got.len() < BYTES {
@@ -490,230 +469,5 @@ fn a_large_write_arrives_whole() {
             sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(reader.join().unwrap(), bytes);
-    });
-}
-
-#[test]
-fn stopping_ends_accept_and_loses_no_descriptor() {
-    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    on_both_drivers(async || {
-        let before = open();
-        for _ in 0..100 {
-            let listeners = bind_all("127.0.0.1:0".parse().unwrap(), 1).unwrap();
-            let listener = Listener::new(listeners.into_iter().next().unwrap()).unwrap();
-            let stop = Rc::new(StopAccepting::default());
-            let stopper = stop.clone();
-            spawn(async move { stopper.stop() }, || ());
-            assert!(listener.accept(&stop).await.is_err());
-            assert!(listener.accept(&stop).await.is_err(), "and stays stopped");
-        }
-        sleep(Duration::from_millis(20)).await;
-        // Other tests run in this process too, so only a leak of one a round would show.
-        assert!(open() < before + 90, "{before} before, {} after", open());
-    });
-}
-
-#[test]
-fn one_core_each_gets_a_socket_and_a_second_process_an_error() {
-    let listeners = bind_all("127.0.0.1:0".parse().unwrap(), 4).unwrap();
-    let address = listeners[0].local_addr().unwrap();
-    assert!(listeners.iter().all(|each| each.local_addr().unwrap() == address));
-    assert_eq!(bind_all(address, 2).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
-}
-
-#[test]
-fn connecting_fails_soon_or_at_the_deadline() {
-    on_both_drivers(async || {
-        let closed = StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        assert!(matches!(connect(&to(closed), mono_ns() + SECOND_NS).await, Err(ConnectError::Failed(_))));
-        // A listener whose backlog is full takes no more connections.
-        let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        full.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
-        full.listen(0).unwrap();
-        let address = full.local_addr().unwrap().as_socket().unwrap();
-        let mut held = Vec::new();
-        let outcome = loop {
-            match connect(&to(address), mono_ns() + 30_000_000).await {
-                Ok(socket) if held.len() < 16 => held.push(socket),
-                other => break other.map(|_| ()),
-            }
-        };
-        assert!(matches!(outcome, Err(ConnectError::Deadline)), "{outcome:?}");
-    });
-}
-
-#[test]
-fn the_pool_gives_back_what_is_open_and_drops_what_is_closed() {
-    on_both_drivers(async || {
-        let listener = StdListener::bind("127.0.0.1:0").unwrap();
-        let target = to(listener.local_addr().unwrap());
-        let mut pool = Pool::new(8, 60 * SECOND_NS);
-        let socket = connect(&target, mono_ns() + SECOND_NS).await.unwrap();
-        let (mut far, _) = listener.accept().unwrap();
-        pool.give(socket);
-        let mut socket = pool.take().expect("still open");
-        socket.write_all(b"hello".to_vec(), SECOND_NS).await.unwrap();
-        let mut got = [0; 5];
-        far.read_exact(&mut got).unwrap();
-        pool.give(socket);
-        drop(far);
-        sleep(Duration::from_millis(3)).await; // one that was used a moment ago is not looked at
-        assert!(pool.take().is_none());
-        assert_eq!(pool.idle(), 0);
-    });
-}
-
-#[test]
-fn a_panic_ends_its_task_alone() {
-    std::panic::set_hook(Box::new(|_| ()));
-    on_both_drivers(async || {
-        let told = Rc::new(RefCell::new(false));
-        let tell = told.clone();
-        spawn(async { panic!("of one request") }, move || *tell.borrow_mut() = true);
-        sleep(Duration::from_millis(2)).await;
-        assert!(*told.borrow());
-    });
-    let _ = std::panic::take_hook();
-}
-
-#[test]
-fn an_event_wakes_all_who_wait() {
-    on_both_drivers(async || {
-        let event = Rc::new(Event::default());
-        let woken = Rc::new(RefCell::new(0));
-        for _ in 0..10 {
-            let (event, woken) = (event.clone(), woken.clone());
-            spawn(
-                async move {
-                    event.wait().await;
-                    *woken.borrow_mut() += 1;
-                },
-                || (),
-            );
-        }
-        sleep(Duration::from_millis(2)).await;
-        assert_eq!(*woken.borrow(), 0);
-        event.set();
-        sleep(Duration::from_millis(2)).await;
-        assert_eq!(*woken.borrow(), 10);
-    });
-}
-
-#[test]
-fn alarms_ring_in_their_order_and_none_before_its_time() {
-    on_both_drivers(async || {
-        let rung = Rc::new(RefCell::new(Vec::new()));
-        for ms in [9_u64, 3, 40, 6, 3] {
-            let rung = rung.clone();
-            let deadline_ns = mono_ns() + ms * 1_000_000;
-            spawn(
-                async move {
-                    let mut alarm = Alarm::default();
-                    // Set for later, moved to earlier, asked for later again: it is the last word that counts.
-                    std::future::poll_fn(|cx| {
-                        assert!(alarm.poll_at(cx, deadline_ns + SECOND_NS).is_pending());
-                        let _ = alarm.poll_at(cx, deadline_ns - 2_000_000);
-                        Poll::Ready(())
-                    })
-                    .await;
-                    std::future::poll_fn(|cx| alarm.poll_at(cx, deadline_ns)).await;
-                    assert!(mono_ns() >= deadline_ns);
-                    rung.borrow_mut().push(ms);
-                },
-                || (),
-            );
-        }
-        let mut given_up = Alarm::default();
-        std::future::poll_fn(|cx| {
-            let _ = given_up.poll_at(cx, mono_ns() + 1_000_000);
-            Poll::Ready(())
-        })
-        .await;
-        drop(given_up);
-        let deadline = mono_ns() + 5 * SECOND_NS;
-        while rung.borrow().len() < 5 && mono_ns() < deadline {
-            sleep(Duration::from_millis(1)).await;
-        }
-        assert_eq!(*rung.borrow(), [3, 3, 6, 9, 40]);
-    });
-}
-
-#[test]
-fn a_doorbell_wakes_the_core_from_another_thread() {
-    on_both_drivers(async || {
-        let (door, bell) = doorbell().unwrap();
-        let rings = Rc::new(RefCell::new(0));
-        let count = rings.clone();
-        spawn(
-            async move {
-                let _ = bell.listen(move || *count.borrow_mut() += 1).await;
-            },
-            || (),
-        );
-        for round in 1..=5 {
-            let door = door.clone();
-            std::thread::spawn(move || door.ring()).join().unwrap();
-            let deadline = mono_ns() + 5 * SECOND_NS;
-            while *rings.borrow() < round && mono_ns() < deadline {
-                sleep(Duration::from_millis(1)).await;
-            }
-            assert_eq!(*rings.borrow(), round);
-        }
-    });
-}
-
-#[test]
-fn tls_carries_requests_both_ways_and_refuses_a_stranger() {
-    let cert = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let folder = std::env::temp_dir().join(format!("tt-tls-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let (cert_file, key_file) = (folder.join("cert.pem"), folder.join("key.pem"));
-    std::fs::write(&cert_file, cert.cert.pem()).unwrap();
-    std::fs::write(&key_file, cert.signing_key.serialize_pem()).unwrap();
-    let server = ServerTls::from_pem_files(cert_file.to_str().unwrap(), key_file.to_str().unwrap()).unwrap();
-    let trusting = ClientTls::trusting_pem_file(cert_file.to_str().unwrap()).unwrap();
-    let strangers = ClientTls::from_system().unwrap();
-    std::fs::remove_dir_all(&folder).unwrap();
-    on_both_drivers(async || {
-        for (client, welcome) in [(&trusting, true), (&strangers, false)] {
-            let listeners = bind_all("127.0.0.1:0".parse().unwrap(), 1).unwrap();
-            let address = listeners[0].local_addr().unwrap();
-            let listener = Listener::new(listeners.into_iter().next().unwrap()).unwrap();
-            let server = server.clone();
-            spawn(
-                async move {
-                    let mut socket = listener.accept(&StopAccepting::default()).await.unwrap();
-                    if socket.accept_tls(&server, mono_ns() + 5 * SECOND_NS).await.is_err() {
-                        return;
-                    }
-                    let mut all = Vec::new();
-                    while all.len() < 300_000 {
-                        if socket.fill(&mut all, 16 * 1024, mono_ns() + 5 * SECOND_NS).await.unwrap_or(0) == 0 {
-                            return;
-                        }
-                    }
-                    socket.write_all(all, 5 * SECOND_NS).await.unwrap();
-                    socket.close_gently(mono_ns() + SECOND_NS).await;
-                },
-                || (),
-            );
-            let mut target = to(address);
-            target.host = "localhost".into();
-            target.tls = Some(client.clone());
-            let connected = connect(&target, mono_ns() + 5 * SECOND_NS).await;
-            assert_eq!(connected.is_ok(), welcome);
-            let Ok(mut socket) = connected else { continue };
-            let bytes: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
-            socket.write_all(bytes.clone(), 5 * SECOND_NS).await.unwrap();
-            let mut back = Vec::new();
-            loop {
-                match socket.fill(&mut back, 16 * 1024, mono_ns() + 5 * SECOND_NS).await {
-                    Ok(0) => break,
-                    Ok(_) => {}
-                    Err(error) => panic!("{error:?} after {} bytes", back.len()),
-                }
-            }
-            assert!(back == bytes, "{} bytes came back", back.len());
-        }
     });
 }
