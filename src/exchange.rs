@@ -212,6 +212,7 @@ fn write_head(out: &mut Vec<u8>, client: &Client, upstream: &Upstream, call: &Ca
     head.fields.pass_on(buf, out, |field, name, value| {
         let passes = match field.kind {
             FieldKind::Plain | FieldKind::ContentType | FieldKind::ContentEncoding | FieldKind::Date => true,
+            FieldKind::TraceParent => true,
             FieldKind::RateLimit => true,
             FieldKind::Credential => !ours && is_forwardable(name, value),
             FieldKind::HopByHop

@@ -71,7 +71,7 @@ pub async fn relay(
     write_head(core, &head, &buf, is_head, out_framing, keeps, life, &mut out);
     client.release_request();
 
-    let content_encoding = head.fields.get(&buf, "content-encoding");
+    let content_encoding = head.fields.of_kind(&buf, FieldKind::ContentEncoding).next();
     let mut tap = AnswerTap::new(shape_of(life.row.endpoint), hides_usage, content_encoding);
     let mut decoder = BodyDecoder::new(head.framing);
     if life.row.stream {

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use io::clock;
-use io::http1::{Method, target};
+use io::http1::{FieldKind, Method, target};
 use io::json::{Asked, BadBody, Splice};
 use io::runtime::{give_buffer, take_buffer};
 use shards::gate::{self, Ask, Verdict};
@@ -295,7 +295,7 @@ fn inspect(
     asked: Result<Asked, BadBody>,
     endpoint: Endpoint,
 ) -> Result<Asking, Stop> {
-    let encoding = client.head.fields.get(&client.buf, "content-encoding");
+    let encoding = client.head.fields.of_kind(&client.buf, FieldKind::ContentEncoding).next();
     if encoding.is_some_and(|encoding| !encoding.trim_ascii().eq_ignore_ascii_case(b"identity")) {
         return Err(stop(Fault::Encoded, "a compressed body cannot be governed; send it without content-encoding"));
     }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use compact_str::CompactString;
 use io::clock;
+use io::http1::FieldKind;
 use shards::gate::Passed;
 use shards::price::{PriceSource, Terms, cost_of};
 use shards::refusal::{Family, Refusal};
@@ -82,7 +83,7 @@ impl Life {
     /// A request whose head was just read.
     pub fn begin(core: &Rc<Core>, client: &Client) -> Self {
         let now = core.now();
-        let traceparent = client.head.fields.get(&client.buf, "traceparent").and_then(traceparent);
+        let traceparent = client.head.fields.of_kind(&client.buf, FieldKind::TraceParent).next().and_then(traceparent);
         let mut row = core.take_row();
         row.ts = now.wall;
         row.end = now.wall;

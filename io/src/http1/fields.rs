@@ -3,8 +3,11 @@
 //! A field is classified once, while the head is parsed: the request path then skips hop-by-hop fields, credentials
 //! and framing by looking at one byte. Does not decide what is forwarded; `src/request.rs` does, with [`FieldKind`].
 
+mod seen;
+
 use std::ops::Range;
 
+use self::seen::Seen;
 use super::head::TOKEN_BYTES;
 use crate::stops::{self, Controls, NotOfUsualName, Stops};
 
@@ -71,6 +74,8 @@ pub enum FieldKind {
     ContentEncoding,
     ContentType,
     Date,
+    /// Passed on, and noted in the row.
+    TraceParent,
 }
 
 /// One field. `name` keeps the spelling of the sender.
@@ -81,12 +86,23 @@ pub struct Field {
     pub kind: FieldKind,
 }
 
+impl Field {
+    /// Whether it is a `Connection` that names other fields.
+    fn names_others(&self, buf: &[u8]) -> bool {
+        self.kind == FieldKind::Connection && names_others(self.value.of(buf))
+    }
+}
+
 /// The fields of a head in the order they came. Keeps its capacity when it is cleared.
 #[derive(Clone, Debug, Default)]
 pub struct Fields {
     all: Vec<Field>,
+    /// The places of those that are not plain: they are asked for again and again, and are a third of a head.
+    notable: Vec<u8>,
     /// A `Connection` field has options beside `close` and `keep-alive`: names of fields, that is.
     names_others: bool,
+    /// The head read before, of which this one may be a repetition.
+    seen: Seen,
 }
 
 /// More fields than this are refused (431): real clients send about 20, with a CDN in front about 40.
@@ -126,12 +142,18 @@ impl Fields {
     /// it. `Ok(None)`: it has not come yet. The first line that is wrong is told, whatever follows it.
     ///
     /// By hand, in one pass that also says what each field is for: a parser that hands its fields over to be looked at
-    /// again took three times as long. The tests hold it to what `httparse` accepts.
+    /// again took three times as long. The tests hold it to what `httparse` accepts. Lines that the head before had as well
+    /// are taken over from it.
     pub(crate) fn read(&mut self, buf: &[u8], start: usize, ends: LineEnds) -> Result<Option<usize>, FieldsError> {
         self.clear();
         // Spans reach no further; no head does either.
         let buf = buf.get(..u32::MAX as usize).unwrap_or(buf);
-        let mut line = start;
+        let same = self.seen.same_lines(buf, start, ends);
+        self.all.extend_from_slice(same.fields);
+        self.notable.extend_from_slice(same.notable);
+        self.names_others = same.names_others && same.fields.iter().any(|field| field.names_others(buf));
+        let first_other = same.next;
+        let mut line = first_other;
         loop {
             if let Some(found) = usual_line(buf, line) {
                 line = self.take(buf, line, found)?;
@@ -139,7 +161,13 @@ impl Fields {
             }
             match buf.get(line) {
                 None => return Ok(None),
-                Some(b'\r' | b'\n') => return line_end(buf, line, ends, FieldsError::LineEnd),
+                Some(b'\r' | b'\n') => {
+                    let end = line_end(buf, line, ends, FieldsError::LineEnd)?;
+                    if end.is_some() && line != first_other {
+                        self.seen.keep(&buf[..line], (start, ends), &self.all, &self.notable, self.names_others);
+                    }
+                    return Ok(end);
+                }
                 Some(_) => match any_line(buf, line, ends)? {
                     Some(found) => line = self.take(buf, line, found)?,
                     None => return Ok(None),
@@ -161,12 +189,16 @@ impl Fields {
         // Below 2^32, as `read` has seen to.
         let name = Span { start: line as u32, end: name_end as u32 };
         let value = Span { start: value.start as u32, end: value.end as u32 };
+        if kind != FieldKind::Plain {
+            self.notable.push(self.all.len() as u8); // fewer than FIELDS_MAX
+        }
         self.all.push(Field { name, value, kind });
         Ok(next)
     }
 
     pub fn clear(&mut self) {
         self.all.clear();
+        self.notable.clear();
         self.names_others = false;
     }
 
@@ -180,7 +212,7 @@ impl Fields {
 
     /// The fields that are not simply passed on.
     pub(crate) fn notable(&self) -> impl Iterator<Item = &Field> {
-        self.all.iter().filter(|field| field.kind != FieldKind::Plain)
+        self.notable.iter().filter_map(|at| self.all.get(usize::from(*at)))
     }
 
     /// Every field as `(field, name, value)`, in order.
@@ -224,18 +256,18 @@ impl Fields {
         copy(run);
     }
 
-    /// Every value of one kind.
+    /// Every value of one kind that is not [`FieldKind::Plain`].
     pub fn of_kind<'a, 'b: 'a>(&'a self, buf: &'b [u8], kind: FieldKind) -> impl Iterator<Item = &'b [u8]> + 'a {
-        self.all.iter().filter(move |field| field.kind == kind).map(move |field| field.value.of(buf))
+        self.notable().filter(move |field| field.kind == kind).map(move |field| field.value.of(buf))
     }
 
-    /// Every name and value of one kind.
+    /// Every name and value of one kind that is not [`FieldKind::Plain`].
     pub fn named_of_kind<'a, 'b: 'a>(
         &'a self,
         buf: &'b [u8],
         kind: FieldKind,
     ) -> impl Iterator<Item = (&'b [u8], &'b [u8])> + 'a {
-        self.all.iter().filter(move |field| field.kind == kind).map(|field| (field.name.of(buf), field.value.of(buf)))
+        self.notable().filter(move |field| field.kind == kind).map(|field| (field.name.of(buf), field.value.of(buf)))
     }
 
     /// Whether a `Connection` field names `name`, which makes it hop-by-hop for this message.
@@ -431,7 +463,7 @@ const SPECIAL_PREFIXES: [(&str, FieldKind); 4] = [
     ("anthropic-ratelimit-", FieldKind::RateLimit),
 ];
 
-const SPECIALS: [(&str, FieldKind); 53] = [
+const SPECIALS: [(&str, FieldKind); 54] = [
     ("te", FieldKind::HopByHop),
     ("host", FieldKind::Host),
     ("date", FieldKind::Date),
@@ -451,6 +483,7 @@ const SPECIALS: [(&str, FieldKind); 53] = [
     ("keep-alive", FieldKind::HopByHop),
     ("connection", FieldKind::Connection),
     ("x-auth-key", FieldKind::Credential),
+    ("traceparent", FieldKind::TraceParent),
     ("content-type", FieldKind::ContentType),
     ("x-auth-token", FieldKind::Credential),
     ("authorization", FieldKind::Credential),
@@ -627,6 +660,51 @@ mod tests {
                     (Err(_), theirs) => prop_assert_eq!(theirs, Err(())),
                 }
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_head_says_the_same_whatever_was_read_before_it(
+            lines in proptest::collection::vec(("[A-Za-z-]{1,12}|Connection", "[!-~]{0,40}|close, x-b", "\r\n|\r\n|\r\n|\n"), 0..9),
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), "[A-Za-z: ,\r\n]{0,9}"), 0..3),
+            cut in proptest::option::of(any::<prop::sample::Index>()),
+            moved in 0..2_usize,
+        ) {
+            let mut first = b"first line\r\n".to_vec();
+            lines.iter().for_each(|(name, value, end)| first.extend_from_slice(format!("{name}: {value}{end}").as_bytes()));
+            first.extend_from_slice(b"\r\n");
+            let mut second = first.clone();
+            for (from, to, text) in edits {
+                let (from, to) = (from.index(second.len() + 1), to.index(second.len() + 1));
+                second.splice(from.min(to)..from.max(to).min(from.min(to) + 9), text.into_bytes());
+            }
+            if let Some(cut) = cut {
+                second.truncate(cut.index(second.len() + 1));
+            }
+            let start = 12 - moved;
+            for (ends, other_ends) in [(LineEnds::CrLfOnly, LineEnds::LfToo), (LineEnds::LfToo, LineEnds::LfToo)] {
+                let mut again = Fields::default();
+                let _ = again.read(&first, 12, other_ends);
+                let _ = again.read(&first, 12, ends);
+                let mut anew = Fields::default();
+                prop_assert_eq!(again.read(&second, start, ends), anew.read(&second, start, ends));
+                prop_assert_eq!(format!("{:?}", again.all), format!("{:?}", anew.all));
+                prop_assert_eq!(&again.notable, &anew.notable);
+                prop_assert_eq!(again.names_others, anew.names_others);
+            }
+        }
+    }
+
+    #[test]
+    fn a_head_that_comes_again_is_read_from_its_first_other_line_on() {
+        let head = |length: usize| format!("Host: a\r\nX-Some: {}\r\nContent-Length: {length}\r\n\r\n", "x".repeat(40));
+        let mut fields = Fields::default();
+        for (length, same, other) in [(1, 0, 0), (1, 3, 78), (2, 2, 59), (2, 3, 78)] {
+            let head = head(length);
+            let seen = fields.seen.same_lines(head.as_bytes(), 0, LineEnds::CrLfOnly);
+            assert_eq!((seen.fields.len(), seen.next), (same, other), "{length}");
+            assert_eq!(fields.read(head.as_bytes(), 0, LineEnds::CrLfOnly), Ok(Some(head.len())));
         }
     }
 
