@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 pub use crate::rate::Algorithm;
 use crate::rate::{RateParams, share_of};
+use crate::refusal::Wording;
 use crate::scope::{Endpoint, Glob, Level, Node};
 
 /// Gives an enum whose words stand in the config file `ALL`, `as_str` and `parse`, so that the three cannot disagree.
@@ -244,6 +245,8 @@ pub struct Limit {
     pub identity: LimitIdentity,
     /// Ticks of the full amount; `Some` for rpm and tpm. A share of it is derived per decision.
     pub rate: Option<RateParams>,
+    /// What its refusals say.
+    pub(crate) wording: Wording,
 }
 
 impl Limit {

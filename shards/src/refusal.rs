@@ -1,13 +1,14 @@
 //! What a refused caller is told, and how a served one is told what is left.
 //!
-//! Holds the facts of one refusal; the files below spell them: `body` the JSON, `headers` the header lines, `bounds` how
-//! exact the number is, `text` the small formats. Decides no verdict: the gates make a [`Refusal`], `request.rs` writes
-//! it out.
+//! Holds the facts of one refusal; the files below spell them: `body` the JSON, `headers` the header lines, `wording` what
+//! every refusal by one limit says alike, `bounds` how exact the number is, `text` the small formats. Decides no verdict:
+//! the gates make a [`Refusal`], `request.rs` writes it out.
 
 mod body;
 pub mod bounds;
 mod headers;
 pub mod text;
+mod wording;
 
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ pub use bounds::{Enforcement, enforcement};
 pub(crate) use headers::policy;
 pub use headers::rate_headers;
 pub use text::go_duration;
+pub use wording::Wording;
 
 use crate::gauge::Full;
 use crate::limit::{Class, Limit, LimitType};
@@ -130,12 +132,7 @@ impl Refusal {
 
     /// `error.type` and `x-tt-refusal-type`.
     pub fn kind(&self) -> &'static str {
-        match self.limit.kind {
-            LimitType::BudgetUsd => "budget_exceeded",
-            LimitType::QuotaTokens | LimitType::QuotaRequests => "quota_exceeded",
-            LimitType::Rpm | LimitType::Tpm => "rate_limited",
-            LimitType::Concurrency => "concurrency_exceeded",
-        }
+        word_of(self.limit.kind)
     }
 
     /// Whether waiting for it is pointless or too long: `x-should-retry: false`, which every SDK obeys.
@@ -152,5 +149,15 @@ impl Refusal {
     /// Appends the header lines that belong to the refusal, each with its CRLF.
     pub fn headers(&self, out: &mut Vec<u8>) {
         headers::refusal(self, out);
+    }
+}
+
+/// What a refusal by a limit of this type is called.
+fn word_of(kind: LimitType) -> &'static str {
+    match kind {
+        LimitType::BudgetUsd => "budget_exceeded",
+        LimitType::QuotaTokens | LimitType::QuotaRequests => "quota_exceeded",
+        LimitType::Rpm | LimitType::Tpm => "rate_limited",
+        LimitType::Concurrency => "concurrency_exceeded",
     }
 }

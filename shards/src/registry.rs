@@ -185,6 +185,7 @@ mod tests {
     use crate::limit::{Algorithm, Attach, LimitType, Match, Posture, Store};
     use crate::meter::PeriodSpan;
     use crate::rate::{RateParams, RateSpec};
+    use crate::refusal::Wording;
     use crate::units::{MonoNs, WallMs};
 
     fn limit(kind: LimitType) -> Limit {
@@ -203,6 +204,7 @@ mod tests {
             posture: Posture::Enforcing,
             identity: LimitIdentity(Arc::from(kind.as_str())),
             rate: kind.is_rate().then(|| RateParams::new(spec).expect("a plain rate")),
+            wording: Wording::of(&Arc::from(kind.as_str()), kind, None, Posture::Enforcing),
         }
     }
 

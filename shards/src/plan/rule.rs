@@ -14,6 +14,7 @@ use crate::limit::{
     Algorithm, Attach, Calendar, Class, DecimalText, Limit, LimitDecl, LimitType, Match, Period, Posture, Store,
 };
 use crate::rate::{RESERVE_CAP_TOKENS, RateParams, RateSpec, RateSpecError};
+use crate::refusal::Wording;
 use crate::scope::{Endpoint, Glob, Level, Node};
 
 /// The longest limit id: it goes out in a response header on every refusal.
@@ -59,7 +60,8 @@ pub(super) fn compile(decl: &LimitDecl, input: &CompileInput<'_>, found: &mut Fi
         _ => None,
     };
     let identity = identity::of(&id, kind, &attach, &matches, algorithm, period);
-    Some(Limit { id, kind, attach, matches, amount, burst, period, algorithm, store, posture, identity, rate })
+    let wording = Wording::of(&id, kind, period, posture);
+    Some(Limit { id, kind, attach, matches, amount, burst, period, algorithm, store, posture, identity, rate, wording })
 }
 
 impl Rule<'_> {

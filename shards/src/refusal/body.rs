@@ -4,31 +4,31 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use super::text::{go_duration, integer, is_plain, rfc3339, usd};
-use super::{Family, Refusal, Wait, bounds};
-use crate::limit::{Class, LimitType, Period};
+use super::text::{integer, is_plain, rfc3339, usd};
+use super::wording::spelled;
+use super::{Family, Refusal, Wait, bounds, word_of};
+use crate::limit::{Class, LimitType, Period, Posture};
 
 pub(super) fn write(refusal: &Refusal, family: Family, request_id: &[u8], out: &mut Vec<u8>) {
-    let mut json = Json { out, is_first: true };
-    json.brace();
-    match family {
-        Family::OpenAi => {
-            json.object("error");
-            json.text("type", refusal.kind());
-            message(refusal, &mut json);
-            json.raw("param", b"null");
-            json.text("code", refusal.kind());
-        }
-        Family::Anthropic => {
-            json.raw("type", b"\"error\"");
-            json.object("error");
-            json.text("type", "rate_limit_error");
-            message(refusal, &mut json);
-            json.text("code", refusal.kind());
-        }
+    let wording = &refusal.limit.wording;
+    let envelope = wording.envelope(family);
+    out.extend_from_slice(&envelope.opening);
+    if refusal.wait == Wait::Never {
+        out.extend_from_slice(b": it asks for more ");
+        out.extend_from_slice(refusal.limit.kind.unit().as_bytes());
+        out.extend_from_slice(b" at once than the ");
+        integer(refusal.burst, out);
+        out.extend_from_slice(b" the limit can ever hold");
     }
-    refused_by(refusal, &mut json);
-    enforcement(refusal, &mut json);
+    out.extend_from_slice(&envelope.up_to_node);
+    out.extend_from_slice(refusal.node.as_str().as_bytes());
+    out.extend_from_slice(&wording.node_ends);
+    let mut json = Json { out, is_first: false };
+    until_when(refusal, &mut json);
+    json.end();
+    json.out.extend_from_slice(&wording.enforcement);
+    how_exact(refusal, &mut json);
+    json.end();
     json.end();
     if family == Family::Anthropic {
         json.key("request_id");
@@ -39,37 +39,66 @@ pub(super) fn write(refusal: &Refusal, family: Family, request_id: &[u8], out: &
     json.end();
 }
 
-/// An id is `[a-z0-9_-]`, so the message is written in pieces and nothing in it needs escaping.
-fn message(refusal: &Refusal, json: &mut Json) {
-    json.key("message");
-    json.out.extend_from_slice(b"\"request refused by limit ");
-    json.out.extend_from_slice(refusal.limit.id.as_bytes());
-    if refusal.wait == Wait::Never {
-        json.out.extend_from_slice(b": it asks for more ");
-        json.out.extend_from_slice(refusal.limit.kind.unit().as_bytes());
-        json.out.extend_from_slice(b" at once than the ");
-        integer(refusal.burst, json.out);
-        json.out.extend_from_slice(b" the limit can ever hold");
-    }
-    json.out.push(b'"');
+/// How the body of one family begins: as far as the limit alone decides it.
+#[derive(Clone, Debug)]
+pub(super) struct Envelope {
+    /// Up to the limit's id in the message.
+    opening: Box<[u8]>,
+    /// From the end of the message to the node.
+    up_to_node: Box<[u8]>,
 }
 
-fn refused_by(refusal: &Refusal, json: &mut Json) {
-    let limit = &refusal.limit;
-    json.object("refused_by");
-    json.text("limit_id", &limit.id);
-    json.text("limit_type", limit.kind.as_str());
-    json.text("unit", limit.kind.unit());
-    json.text("node", refusal.node.as_str());
-    if let Some(period) = limit.period {
-        json.key("period");
-        json.out.push(b'"');
-        match period {
-            Period::Calendar(calendar) => json.out.extend_from_slice(calendar.as_str().as_bytes()),
-            Period::Every { ns } => go_duration(ns, json.out),
-        }
-        json.out.push(b'"');
+impl Envelope {
+    /// An id is `[a-z0-9_-]`, so nothing of it needs escaping.
+    pub(super) fn of(id: &str, kind: LimitType, family: Family) -> Envelope {
+        let opening = spelled(|out| {
+            let mut json = Json { out, is_first: true };
+            json.brace();
+            if family == Family::Anthropic {
+                json.text("type", "error");
+            }
+            json.object("error");
+            json.text("type", if family == Family::Anthropic { "rate_limit_error" } else { word_of(kind) });
+            json.key("message");
+            json.out.extend_from_slice(b"\"request refused by limit ");
+            json.out.extend_from_slice(id.as_bytes());
+        });
+        let up_to_node = spelled(|out| {
+            out.push(b'"');
+            let mut json = Json { out, is_first: false };
+            if family == Family::OpenAi {
+                json.raw("param", b"null");
+            }
+            json.text("code", word_of(kind));
+            json.object("refused_by");
+            json.text("limit_id", id);
+            json.text("limit_type", kind.as_str());
+            json.text("unit", kind.unit());
+            json.key("node");
+            json.out.push(b'"');
+        });
+        Envelope { opening, up_to_node }
     }
+}
+
+/// What follows the name of the node.
+pub(super) fn node_ends(period: Option<Period>, out: &mut Vec<u8>) {
+    out.push(b'"');
+    if let Some(period) = period {
+        Json { out, is_first: false }.text("period", &period.to_string());
+    }
+}
+
+/// What the limit says of itself.
+pub(super) fn enforcement(kind: LimitType, posture: Posture, out: &mut Vec<u8>) {
+    let mut json = Json { out, is_first: false };
+    json.object("enforcement");
+    json.text("posture", posture.as_str());
+    json.raw("approximate", if bounds::is_approximate(kind) { b"true" } else { b"false" });
+}
+
+/// The end of `refused_by`.
+fn until_when(refusal: &Refusal, json: &mut Json) {
     if let Some(end) = refusal.resets_at {
         json.key("resets_at");
         json.out.push(b'"');
@@ -80,17 +109,15 @@ fn refused_by(refusal: &Refusal, json: &mut Json) {
         json.number("retry_after_s", seconds);
     }
     if let Some(observed) = refusal.observed {
-        json.amount("observed", limit.kind, observed);
-        json.amount("limit", limit.kind, refusal.amount);
+        let kind = refusal.limit.kind;
+        json.amount("observed", kind, observed);
+        json.amount("limit", kind, refusal.amount);
     }
-    json.end();
 }
 
-fn enforcement(refusal: &Refusal, json: &mut Json) {
+/// The end of `enforcement`.
+fn how_exact(refusal: &Refusal, json: &mut Json) {
     let kind = refusal.limit.kind;
-    json.object("enforcement");
-    json.text("posture", refusal.limit.posture.as_str());
-    json.raw("approximate", if bounds::is_approximate(kind) { b"true" } else { b"false" });
     if kind.class() == Class::LedgerSettled {
         json.object("bound");
         json.number("tee_lag_rows", refusal.bound.tee_lag_rows);
@@ -125,7 +152,6 @@ fn enforcement(refusal: &Refusal, json: &mut Json) {
         }
         json.out.push(b']');
     }
-    json.end();
 }
 
 /// Peers' burn that no exchange has brought: from the moment that exchanges fail, not only when they are given up as stale.
@@ -149,8 +175,7 @@ fn outage(refusal: &Refusal) -> Option<Cow<'static, str>> {
     (!others.is_empty()).then(|| Cow::Owned(format!("not held for this request: {}", others.join(", "))))
 }
 
-/// Writes nested JSON objects in order. Small on purpose: the order of members is a contract, and a refusal is written
-/// often exactly when there is no time to spare.
+/// Writes nested JSON objects in order. Small on purpose: the order of members is a contract.
 struct Json<'o> {
     out: &'o mut Vec<u8>,
     /// No member stands in the innermost object yet.

@@ -3,7 +3,7 @@
 //! The success headers are written on every request, so they go straight into the response buffer without `format!`.
 
 use super::text::{go_duration, integer, rfc3339};
-use super::{Family, Refusal, Wait, text};
+use super::{Family, Refusal, Wait, text, word_of};
 use crate::gate::RateFact;
 use crate::limit::{Limit, LimitType};
 use crate::units::{Now, WallMs};
@@ -24,16 +24,27 @@ pub(super) fn refusal(refusal: &Refusal, out: &mut Vec<u8>) {
     } else if let Wait::After { ms } = refusal.wait {
         number_line("retry-after-ms", ms.max(1), out);
     }
-    out.extend_from_slice(b"RateLimit: ");
-    sf_name(&refusal.limit.id, out);
-    out.extend_from_slice(b";r=0");
+    let wording = &refusal.limit.wording;
+    out.extend_from_slice(&wording.rate_limit);
     if let Some(seconds) = seconds {
         sf_integer(b";t=", seconds, out);
     }
+    out.extend_from_slice(&wording.refused_by);
+}
+
+/// `RateLimit` of a refusal, up to the wait that it may have.
+pub(super) fn rate_limit(id: &str, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"RateLimit: ");
+    sf_name(id, out);
+    out.extend_from_slice(b";r=0");
+}
+
+/// The end of that line, and what follows it.
+pub(super) fn refused_by(id: &str, kind: LimitType, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\nx-tt-refusal-type: ");
-    out.extend_from_slice(refusal.kind().as_bytes());
+    out.extend_from_slice(word_of(kind).as_bytes());
     out.extend_from_slice(b"\r\nx-tt-refused-by: ");
-    out.extend_from_slice(refusal.limit.id.as_bytes());
+    out.extend_from_slice(id.as_bytes());
     out.extend_from_slice(b"\r\n");
 }
 
