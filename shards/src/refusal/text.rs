@@ -19,7 +19,13 @@ pub fn integer(value: u64, out: &mut Vec<u8>) {
 }
 
 fn larger(value: u64, out: &mut Vec<u8>) {
-    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+    let digit = |place: u64| b'0' + (value / place % 10) as u8;
+    match value {
+        // A status, a wait of up to an hour or two.
+        0..1_000 => out.extend_from_slice(&[digit(100), digit(10), digit(1)]),
+        1_000..10_000 => out.extend_from_slice(&[digit(1_000), digit(100), digit(10), digit(1)]),
+        _ => out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes()),
+    }
 }
 
 /// Appends nanoseconds as Go prints a duration: `0s`, `12ms`, `1.5s`, `6m0s`, `24h0m0s`.
@@ -151,7 +157,9 @@ mod tests {
     fn every_length_of_a_number_is_written() {
         let number = |value| written(|out| integer(value, out));
         assert_eq!([0, 9, 10, 99, 100, 101].map(number), ["0", "9", "10", "99", "100", "101"].map(String::from));
-        assert_eq!(number(u64::MAX), u64::MAX.to_string());
+        for value in (100..100_000).step_by(7).chain([999, 1_000, 9_999, 10_000, u64::MAX]) {
+            assert_eq!(number(value), value.to_string());
+        }
     }
 
     #[test]

@@ -7,14 +7,23 @@ use crate::refusal::text::{integer, json_string};
 use crate::row::{Outcome, RefusedBy, Row, instant};
 use crate::suspend::Reason;
 use crate::units::WallMs;
+use crate::usage::Usage;
+
+/// The version is spelled here, [`VERSION`] is what readers compare with.
+const FIRST: &str = "{\"v\":1,\"seq\":";
+const _: () = assert!(VERSION == 1);
+/// The usage of a row that used nothing.
+const NO_USAGE: &str = concat!(
+    ",\"usage\":{\"input\":0,\"output\":0,\"cached_input\":0,\"cache_write\":0,\"reasoning\":0,",
+    "\"source\":\"none\""
+);
 
 /// Appends one row as one line, newline included.
 pub fn encode(row: &Row, replica: &str, out: &mut Vec<u8>) {
     let mut line = Line { out };
-    line.number("{\"v\":", VERSION.into());
-    line.number(",\"seq\":", row.seq);
+    line.number(FIRST, row.seq);
     line.instants(row.ts, row.end);
-    line.bytes(",\"request_id\":\"", row.request_id.as_bytes());
+    line.bytes("\",\"request_id\":\"", row.request_id.as_bytes());
     line.text(",\"replica\":", replica);
     line.word(",\"node\":\"", row.node.as_str());
     line.maybe(",\"key_id\":", row.key_id.as_deref(), Line::text);
@@ -25,18 +34,27 @@ pub fn encode(row: &Row, replica: &str, out: &mut Vec<u8>) {
     line.maybe(",\"outcome\":", row.outcome.map(Outcome::as_str), Line::quoted);
     line.number(",\"attempts\":", row.attempts.into());
     line.maybe(",\"refused_by\":", row.refused_by.as_ref(), Line::refused_by);
-    line.list(",\"shadow\":[", row.shadow.iter().map(|id| &**id));
-    line.list(",\"suspended\":[", row.suspended.iter().map(|(id, _)| &**id));
-    line.reasons(",\"suspended_reasons\":{", &row.suspended);
+    // What is empty nearly always is one piece then.
+    if row.shadow.is_empty() && row.suspended.is_empty() {
+        line.raw(",\"shadow\":[],\"suspended\":[],\"suspended_reasons\":{}");
+    } else {
+        line.list(",\"shadow\":[", row.shadow.iter().map(|id| &**id));
+        line.list(",\"suspended\":[", row.suspended.iter().map(|(id, _)| &**id));
+        line.reasons(",\"suspended_reasons\":{", &row.suspended);
+    }
     line.number(",\"status\":", row.status.into());
     line.flag(",\"forwarded\":", row.forwarded);
     line.flag(",\"stream\":", row.stream);
-    line.number(",\"usage\":{\"input\":", row.usage.input);
-    line.number(",\"output\":", row.usage.output);
-    line.number(",\"cached_input\":", row.usage.cached_input);
-    line.number(",\"cache_write\":", row.usage.cache_write);
-    line.number(",\"reasoning\":", row.usage.reasoning);
-    line.word(",\"source\":\"", row.usage.source.as_str());
+    if row.usage == Usage::default() {
+        line.raw(NO_USAGE);
+    } else {
+        line.number(",\"usage\":{\"input\":", row.usage.input);
+        line.number(",\"output\":", row.usage.output);
+        line.number(",\"cached_input\":", row.usage.cached_input);
+        line.number(",\"cache_write\":", row.usage.cache_write);
+        line.number(",\"reasoning\":", row.usage.reasoning);
+        line.word(",\"source\":\"", row.usage.source.as_str());
+    }
     line.maybe("},\"cost_nanousd\":", row.cost.map(|cost| cost.0), Line::number);
     line.word(",\"price\":\"", row.price.as_str());
     line.number(",\"reserved_tokens\":", row.reserved_tokens);
@@ -98,13 +116,16 @@ impl Line<'_> {
         self.word("\"", value);
     }
 
-    /// When the request came and when it was settled: often the same tick of the clock, which is spelled once then.
+    /// When the request came and when it was settled: often the same tick of the clock, which is spelled once then. The
+    /// quote behind them is the next key's.
     #[inline(always)]
     fn instants(&mut self, ts: WallMs, end: WallMs) {
         let began = instant::encode(ts);
         let ended = if end == ts { began } else { instant::encode(end) };
-        self.bytes(",\"ts\":\"", &began);
-        self.bytes(",\"end\":\"", &ended);
+        self.raw(",\"ts\":\"");
+        self.out.extend_from_slice(&began);
+        self.raw("\",\"end\":\"");
+        self.out.extend_from_slice(&ended);
     }
 
     #[inline(always)]
