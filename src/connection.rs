@@ -15,7 +15,7 @@ use shards::refusal::Family;
 use crate::caller::Memo;
 use crate::core::Core;
 use crate::request;
-use crate::respond::{self, Extra, Fault};
+use crate::respond::{self, Ending, Fault};
 use crate::rules::ns;
 
 /// Buffers larger than this are let go of while an answer is relayed: more than a core's own spare ones have.
@@ -182,11 +182,10 @@ async fn refuse_head(core: &Core, client: &mut Client, refused: HeadError) -> Af
     let messages = memchr::memmem::find(line, b" /v1/messages").is_some();
     let family = if messages { Family::Anthropic } else { Family::OpenAi };
     let body = Fault::InvalidRequest.body(family, refused.reason, request_id.as_str());
-    let mut headers = Vec::new();
-    core.date(now.wall, |date| io::http1::write::field(&mut headers, "date", date.as_bytes()));
     let mut out = take_buffer();
-    let extra = Extra { headers: &headers, close: true, ..Extra::default() };
-    respond::answer(&mut out, refused.status, request_id.as_str(), &body, extra);
+    respond::begin(&mut out, refused.status, request_id.as_bytes(), true);
+    core.date(now.wall, |date| io::http1::write::field(&mut out, "date", date.as_bytes()));
+    respond::end(&mut out, refused.status, &body, Ending { close: true, ..Ending::default() });
     if client.socket.write_all(out, LAST_WORDS_NS).await.is_ok() { After::CloseGently } else { After::Close }
 }
 

@@ -21,7 +21,7 @@ use shards::row::Row;
 use crate::connection;
 use crate::coordination::desk::{Answer, Question};
 use crate::core::Core;
-use crate::respond::{self, Extra, Fault};
+use crate::respond::{self, Ending, Fault};
 use crate::rules::ns;
 use crate::shared::Shared;
 
@@ -170,7 +170,8 @@ async fn turn_away(core: &Core, mut socket: Socket, open: Open) {
         request_id.as_str(),
     );
     let mut out = Vec::new();
-    respond::answer(&mut out, fault.status(), request_id.as_str(), &body, Extra { close: true, ..Extra::default() });
+    respond::begin(&mut out, fault.status(), request_id.as_bytes(), true);
+    respond::end(&mut out, fault.status(), &body, Ending { close: true, ..Ending::default() });
     core.metrics.with(|numbers| *numbers.unjudged.entry(fault.status()).or_default() += 1);
     if socket.write_all(out, 1_000_000_000).await.is_ok() {
         socket.close_gently(clock::mono_ns().saturating_add(1_000_000_000)).await;

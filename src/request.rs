@@ -39,7 +39,7 @@ use crate::exchange::{self, Failure};
 use crate::keys::Standing;
 use crate::place::{self, Nowhere, Place};
 use crate::relay;
-use crate::respond::{self, Extra, Fault};
+use crate::respond::{self, Ending, Fault};
 use crate::rules::{Credential, Rules, Upstream, ns};
 
 /// What one image is taken to be, in tokens, before the provider reports what it was.
@@ -406,37 +406,43 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, life: &mu
     let is_read = !body_unread && client.buf.len() >= client.end;
     let is_slow = matches!(stop, Stop::Fault(Fault::RequestTimeout, _));
     let keeps = keeps && !is_slow && (is_read || (body_unread && body::is_skippable(client, head_len)));
-    let mut headers = take_buffer();
-    life.cors.append_to(&mut headers);
+    let mut out = take_buffer();
     let id = life.request_id();
+    let begin = |out: &mut Vec<u8>, status, has_body| {
+        respond::begin(out, status, id.as_bytes(), has_body);
+        life.cors.append_to(out);
+    };
     let (status, bytes) = match &mut stop {
         Stop::Gone | Stop::Unknown(_) => (499, Vec::new()), // the latter became a fault above
-        Stop::Answered { status, body, headers: own } => {
-            headers.extend_from_slice(own);
+        Stop::Answered { status, body, headers } => {
+            begin(&mut out, *status, !body.is_empty());
+            out.extend_from_slice(headers);
             (*status, std::mem::take(body))
         }
         Stop::Refused(refusal) => {
+            begin(&mut out, 429, true);
             refusal.bound = LedgerBound {
                 tee_lag_rows: core.shared.tee_lag_rows(),
                 dropped_rows: core.shared.dropped_rows(),
                 convergence_lag_rows: refusal.bound.convergence_lag_rows,
                 convergence_age_ms: core.shared.convergence_age_ms(clock::mono_ns),
             };
-            refusal.headers(&mut headers);
+            refusal.headers(&mut out);
             let mut body = take_buffer();
             refusal.body(life.family, id.as_bytes(), &mut body);
             life.refused(refusal);
             (429, body)
         }
         Stop::Fault(fault, message) => {
+            begin(&mut out, fault.status(), true);
             if let Some(allowed) = life.allow {
-                io::http1::write::field(&mut headers, "allow", allowed.as_bytes());
+                io::http1::write::field(&mut out, "allow", allowed.as_bytes());
             }
             if *fault == Fault::Authentication {
-                headers.extend_from_slice(b"www-authenticate: Bearer\r\n");
+                out.extend_from_slice(b"www-authenticate: Bearer\r\n");
             }
             if life.may_be_billed {
-                headers.extend_from_slice(b"x-should-retry: false\r\n");
+                out.extend_from_slice(b"x-should-retry: false\r\n");
             }
             if life.is_judged() {
                 life.row.decision = Decision::Error;
@@ -445,7 +451,7 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, life: &mu
         }
     };
     if life.passed.suspended.iter().any(|(_, reason)| reason.is_shared_store()) {
-        headers.extend_from_slice(b"x-tt-coordination: suspended\r\n");
+        out.extend_from_slice(b"x-tt-coordination: suspended\r\n");
     }
     if !life.is_judged() && status >= 400 && status != 499 {
         core.metrics.with(|numbers| *numbers.unjudged.entry(status).or_default() += 1);
@@ -453,15 +459,13 @@ async fn answer(core: &Rc<Core>, client: &mut Client, head_len: usize, life: &mu
     if matches!(stop, Stop::Gone) {
         life.row.outcome = Some(Outcome::ClientGone);
         life.close(status, None).await;
-        give_buffer(headers);
+        give_buffer(out);
         return After::Close;
     }
     life.close(status, None).await;
-    let mut out = take_buffer();
-    core.date(WallMs(clock::wall_ms()), |date| io::http1::write::field(&mut headers, "date", date.as_bytes()));
-    let extra = Extra { headers: &headers, without_body: client.head.method == Method::Head, close: !keeps };
-    respond::answer(&mut out, status, id.as_bytes(), &bytes, extra);
-    give_buffer(headers);
+    core.date(WallMs(clock::wall_ms()), |date| io::http1::write::field(&mut out, "date", date.as_bytes()));
+    let ending = Ending { without_body: client.head.method == Method::Head, close: !keeps };
+    respond::end(&mut out, status, &bytes, ending);
     give_buffer(bytes);
     match client.socket.send(out, WRITE_STALL_NS).await {
         Err(_) => After::Close,

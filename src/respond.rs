@@ -110,28 +110,27 @@ impl Fault {
     }
 }
 
-/// What an answer of ours says beside its body.
+/// Appends how every answer of ours begins; header lines of its own may follow, each ended by CRLF, and [`end`]. A body of
+/// ours is JSON.
+pub fn begin(out: &mut Vec<u8>, status: u16, request_id: &[u8], has_body: bool) {
+    io::http1::write::status_line(out, status);
+    out.extend_from_slice(b"x-tt-request-id: ");
+    out.extend_from_slice(request_id);
+    out.extend_from_slice(if has_body { b"\r\ncontent-type: application/json\r\n" } else { b"\r\n" });
+}
+
+/// How an answer of ours ends.
 #[derive(Clone, Copy, Default)]
-pub struct Extra<'a> {
-    /// Whole header lines, each ended by CRLF.
-    pub headers: &'a [u8],
+pub struct Ending {
     /// Answer a HEAD request: the length is told, the body is not sent.
     pub without_body: bool,
     /// Say `connection: close`.
     pub close: bool,
 }
 
-/// Appends a whole answer of ours. `body` is JSON unless it is empty.
-pub fn answer(out: &mut Vec<u8>, status: u16, request_id: impl AsRef<[u8]>, body: &[u8], extra: Extra<'_>) {
-    io::http1::write::status_line(out, status);
-    out.extend_from_slice(b"x-tt-request-id: ");
-    out.extend_from_slice(request_id.as_ref());
-    out.extend_from_slice(b"\r\n");
-    if !body.is_empty() {
-        out.extend_from_slice(b"content-type: application/json\r\n");
-    }
-    out.extend_from_slice(extra.headers);
-    if extra.close {
+/// Appends the rest of an answer of ours.
+pub fn end(out: &mut Vec<u8>, status: u16, body: &[u8], ending: Ending) {
+    if ending.close {
         out.extend_from_slice(b"connection: close\r\n");
     }
     // 204 has no length (RFC 9110, 8.6).
@@ -139,7 +138,7 @@ pub fn answer(out: &mut Vec<u8>, status: u16, request_id: impl AsRef<[u8]>, body
         io::http1::write::number_field(out, "content-length", body.len() as u64);
     }
     out.extend_from_slice(b"\r\n");
-    if !extra.without_body {
+    if !ending.without_body {
         out.extend_from_slice(body);
     }
 }
