@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use io::clock;
 use io::http1::{HeadError, HeadLimits, RequestHead};
-use io::runtime::{Fill, Socket, give_buffer, take_buffer};
+use io::runtime::{Fill, Socket, Waiter, give_buffer, take_buffer};
 use shards::refusal::Family;
 
 use crate::caller::Memo;
@@ -95,8 +95,9 @@ pub async fn serve(core: Rc<Core>, mut client: Box<Client>) {
             return;
         }
     }
+    let drained = core.drain.waiter();
     let after = loop {
-        let head_len = match next_head(&core, &mut client).await {
+        let head_len = match next_head(&core, &mut client, &drained).await {
             Ok(Some(head_len)) => head_len,
             Ok(None) => {
                 // A caller that ends its side, and a drain, may come before the last answer has left.
@@ -140,7 +141,7 @@ impl Drop for InFlight<'_> {
 }
 
 /// Waits for the next whole head. `None`: the connection ended between requests, as it should.
-async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, HeadError> {
+async fn next_head(core: &Core, client: &mut Client, drained: &Waiter<'_>) -> Result<Option<usize>, HeadError> {
     let (limits, idle_ns, head_ns) = {
         let view = core.view();
         let server = &view.rules.config.server;
@@ -151,7 +152,6 @@ async fn next_head(core: &Core, client: &mut Client) -> Result<Option<usize>, He
         if core.drain.is_set() {
             return Ok(None);
         }
-        let drained = core.drain.waiter();
         let deadline_ns = clock::tick_ns().saturating_add(idle_ns);
         match client.socket.next(&mut client.buf, deadline_ns, |cx| drained.poll(cx)).await {
             Ok(0) | Err(_) => return Ok(None),

@@ -26,7 +26,7 @@ pub use alarm::{Alarm, sleep};
 pub use buffers::{free_unneeded, give_buffer, take_buffer};
 pub use driver::{DriverChoice, DriverError, DriverInUse, DriverKind, PLAIN, run_core, run_core_on};
 pub use socket::{Beside, Fill, Socket, read_beside};
-pub use task::{Event, let_others_run, spawn};
+pub use task::{Event, Waiter, let_others_run, spawn};
 pub use tls::{ClientTls, ServerTls, TlsError};
 pub(crate) use tls::{pem_roots, system_roots};
 pub(crate) use watch::Watch;
