@@ -21,6 +21,7 @@ pub use check::Expect;
 pub use tally::Tally;
 use worker::Worker;
 
+use crate::provider::Loan;
 use crate::sys;
 
 /// How requests follow each other.
@@ -114,6 +115,10 @@ pub struct Load {
     pub timeout_ns: u64,
     pub threads: usize,
     pub cpus: Vec<usize>,
+    /// Its threads never sleep: no answer waits for one to wake, and the target wakes nobody.
+    pub is_busy: bool,
+    /// A provider on the same CPU, which a thread that never sleeps has to work as well.
+    pub provider: Option<Loan>,
     /// It runs beside the load that is measured, and must not hold that one up where they share a CPU.
     pub is_beside: bool,
 }
@@ -144,6 +149,8 @@ impl Window {
 pub struct Done {
     pub requests: u64,
     pub frames: u64,
+    /// CPU time that threads which never sleep spent looking for something to do.
+    pub idle_ns: u64,
 }
 
 /// Counters of one thread: written by it, read by the one who measures.
@@ -151,6 +158,7 @@ pub struct Done {
 pub struct Live {
     pub requests: AtomicU64,
     pub frames: AtomicU64,
+    pub idle_ns: AtomicU64,
 }
 
 /// A load that runs.
@@ -174,7 +182,8 @@ pub fn start(load: &Load, window: Window) -> io::Result<Running> {
             if load.is_beside {
                 sys::step_back();
             }
-            Worker::new(&load, window, &live, index, threads)?.run()
+            let provider = load.provider.as_ref().filter(|_| load.is_busy).map(Loan::take);
+            Worker::new(&load, window, &live, index, threads)?.run(provider)
         })?;
         running.threads.push(thread);
     }
@@ -185,7 +194,11 @@ impl Running {
     /// What was done so far. Relaxed reads: each counter is a sum of its own.
     pub fn done(&self) -> Done {
         let sum = |read: fn(&Live) -> &AtomicU64| self.live.iter().map(|live| read(live).load(Ordering::Relaxed)).sum();
-        Done { requests: sum(|live| &live.requests), frames: sum(|live| &live.frames) }
+        Done {
+            requests: sum(|live| &live.requests),
+            frames: sum(|live| &live.frames),
+            idle_ns: sum(|live| &live.idle_ns),
+        }
     }
 
     /// Waits for the end and for what is still under way, and adds up what the threads saw.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::load::{self, Expect, Load, Pace, Request, Tally, Window};
 use crate::machine::Placement;
 use crate::process;
-use crate::provider::Settings;
+use crate::provider::Provider;
 use crate::results::WindowResult;
 use crate::scenario::LoadSpec;
 use crate::targets::Target;
@@ -30,19 +30,20 @@ pub fn prepare(
     spec: &LoadSpec,
     rate: Option<f64>,
     target: &Target,
-    settings: &Settings,
+    provider: &Provider,
     placement: &Placement,
 ) -> Prepared {
-    let beside = spec
-        .beside
-        .as_ref()
-        .map(|beside| Load { is_beside: true, ..load(beside, beside.rate, target, settings, placement) });
-    let main = load(spec, rate.or(spec.rate), target, settings, placement);
-    let frames = if spec.stream.unwrap_or(false) { settings.chunks } else { 0 };
+    let beside = spec.beside.as_ref().map(|beside| Load {
+        is_beside: true,
+        is_busy: false,
+        ..load(beside, beside.rate, target, provider, placement)
+    });
+    let main = load(spec, rate.or(spec.rate), target, provider, placement);
+    let frames = if spec.stream.unwrap_or(false) { provider.settings.chunks } else { 0 };
     Prepared { main, beside, frames }
 }
 
-fn load(spec: &LoadSpec, rate: Option<f64>, target: &Target, settings: &Settings, placement: &Placement) -> Load {
+fn load(spec: &LoadSpec, rate: Option<f64>, target: &Target, provider: &Provider, placement: &Placement) -> Load {
     let connections = spec.connections.unwrap_or(32);
     let stream = spec.stream.unwrap_or(false);
     let pace = match rate {
@@ -53,9 +54,12 @@ fn load(spec: &LoadSpec, rate: Option<f64>, target: &Target, settings: &Settings
     let expect = match spec.expect_status {
         Some(status) => Expect::Status(status),
         None if !target.is_mocked => Expect::Complete,
-        None if stream => Expect::Stream { frames: settings.chunks },
+        None if stream => Expect::Stream { frames: provider.settings.chunks },
         None => Expect::Reply,
     };
+    let is_together = placement.load.len() == 1 && placement.load == placement.provider;
+    // Where all share all CPUs, a load that never sleeps would take the target's.
+    let is_busy = spec.busy_poll.unwrap_or(false) && placement.load != placement.gateway;
     Load {
         target: target.addr,
         request: Request::chat(target.addr, &target.path, spec.body_bytes.unwrap_or(600), stream),
@@ -69,6 +73,8 @@ fn load(spec: &LoadSpec, rate: Option<f64>, target: &Target, settings: &Settings
         timeout_ns: spec.timeout_ms.unwrap_or(10_000) * 1_000_000,
         threads: placement.load.len().min(8),
         cpus: placement.load.clone(),
+        is_busy,
+        provider: provider.loan().filter(|_| is_together),
         is_beside: false,
     }
 }
@@ -161,7 +167,9 @@ fn summed(prepared: &Prepared, target: &Target, seen: &Seen) -> WindowResult {
             put("cpu_us", cpu_ns / 1e3 / requests);
         }
     }
-    put("own_busy_percent", 100.0 * (after.own_ns - before.own_ns) as f64 / elapsed_ns);
+    // Looking for something to do is not work.
+    let own_ns = (after.own_ns - before.own_ns).saturating_sub(after.done.idle_ns - before.done.idle_ns);
+    put("own_busy_percent", 100.0 * own_ns as f64 / elapsed_ns);
     if prepared.frames > 0 {
         put("frames_per_s", tally.frames as f64 / length.as_secs_f64());
     }

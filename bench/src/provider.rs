@@ -4,6 +4,9 @@
 //! for is found by searching the first 16 KB of the body for `"stream":true`. It never fails, limits or validates;
 //! it only counts. Every run states its floor by driving it directly.
 
+mod answers;
+mod loan;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -17,6 +20,9 @@ use memchr::memmem;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
+use self::answers::Answers;
+use self::loan::Desk;
+pub use self::loan::{Lent, Loan};
 use crate::sys::{self, Interest, Poller};
 use crate::wire::{Progress, Reader};
 
@@ -53,89 +59,13 @@ impl Default for Settings {
     }
 }
 
-/// The bytes of every answer, made once.
-struct Answers {
-    plain: Vec<u8>,
-    stream_head: Vec<u8>,
-    frames: Vec<Vec<u8>>,
-    /// Finish, usage, `[DONE]` and the last chunk, in one write.
-    stream_end: Vec<u8>,
-    delay_ns: u64,
-    gap_ns: u64,
-}
-
-/// The JSON text of a plain reply.
-fn plain_body(settings: &Settings) -> String {
-    let mut text = String::from_utf8_lossy(REPLY_MARK).into_owned();
-    text.push(' ');
-    while text.len() < settings.text_bytes {
-        text.push_str("lorem ipsum dolor sit amet ");
-    }
-    text.truncate(settings.text_bytes.max(REPLY_MARK.len()));
-    format!(
-        "{{\"id\":\"chatcmpl-bench\",\"object\":\"chat.completion\",\"created\":1760000000,\"model\":\"gpt-4o-mini\",\
-         \"choices\":[{{\"index\":0,\"message\":{{\"role\":\"assistant\",\"content\":\"{text}\",\"refusal\":null}},\
-         \"logprobs\":null,\"finish_reason\":\"stop\"}}],\"usage\":{},\"system_fingerprint\":\"fp_bench\"}}",
-        usage(settings.tokens)
-    )
-}
-
-fn usage(tokens: u32) -> String {
-    let (prompt, total) = (20, 20 + tokens);
-    format!("{{\"prompt_tokens\":{prompt},\"completion_tokens\":{tokens},\"total_tokens\":{total}}}")
-}
-
-fn event(choices: &str, usage: &str) -> String {
-    format!(
-        "data: {{\"id\":\"chatcmpl-bench\",\"object\":\"chat.completion.chunk\",\"created\":1760000000,\
-         \"model\":\"gpt-4o-mini\",\"choices\":{choices},\"usage\":{usage}}}\n\n"
-    )
-}
-
-fn chunked(payload: &str) -> Vec<u8> {
-    format!("{:x}\r\n{payload}\r\n", payload.len()).into_bytes()
-}
-
-impl Answers {
-    fn of(settings: &Settings) -> Self {
-        let body = plain_body(settings);
-        let plain = format!(
-            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\nopenai-processing-ms: 1\r\n\
-             x-request-id: req_bench\r\n\r\n{body}",
-            body.len()
-        );
-        let stream_head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n\
-                           transfer-encoding: chunked\r\nopenai-processing-ms: 1\r\nx-request-id: req_bench\r\n\r\n";
-        let frame = |index: u32| {
-            let mut text = format!("{}{index:05} ", String::from_utf8_lossy(FRAME_MARK));
-            while text.len() < settings.chunk_bytes {
-                text.push('x');
-            }
-            let choice = format!("[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":null}}]");
-            chunked(&event(&choice, "null"))
-        };
-        let end = [
-            chunked(&event("[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]", "null")),
-            chunked(&event("[]", &usage(settings.tokens))),
-            chunked("data: [DONE]\n\n"),
-            b"0\r\n\r\n".to_vec(),
-        ];
-        Self {
-            plain: plain.into_bytes(),
-            stream_head: stream_head.into(),
-            frames: (0..settings.chunks).map(frame).collect(),
-            stream_end: end.concat(),
-            delay_ns: settings.delay_us * 1_000,
-            gap_ns: settings.gap_us * 1_000,
-        }
-    }
-}
-
 /// A running provider. It ends when this is dropped.
 pub struct Provider {
     pub addr: SocketAddr,
+    pub settings: Settings,
     answered: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
+    desks: Vec<Arc<Desk>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -155,17 +85,24 @@ impl Provider {
         let answers = Arc::new(Answers::of(settings));
         let answered = Arc::new(AtomicU64::new(0));
         let stop = Arc::new(AtomicBool::new(false));
-        let threads = listeners.into_iter().enumerate().map(|(index, listener)| {
-            let mut serving = Serving::new(listener, answers.clone(), answered.clone(), stop.clone())?;
-            let cpus = cpus.to_vec();
-            std::thread::Builder::new().name(format!("provider-{index}")).spawn(move || {
+        let (mut desks, mut threads) = (Vec::new(), Vec::new());
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let desk = Desk::new(Serving::new(listener, answers.clone(), answered.clone())?);
+            desks.push(desk.clone());
+            let (cpus, stop) = (cpus.to_vec(), stop.clone());
+            threads.push(std::thread::Builder::new().name(format!("provider-{index}")).spawn(move || {
                 let _ = sys::pin_this_thread(&cpus); // the report says what was pinned, from the same list
                 sys::tighten_timers();
-                serving.run();
-            })
-        });
-        let threads = threads.collect::<io::Result<_>>()?;
-        Ok(Self { addr, answered, stop, threads })
+                desk.work(&stop);
+            })?);
+        }
+        Ok(Self { addr, settings: settings.clone(), answered, stop, desks, threads })
+    }
+
+    /// What lets a thread on the same CPU do this provider's work; `None` when it has several threads.
+    pub fn loan(&self) -> Option<Loan> {
+        let ([desk], [thread]) = (&self.desks[..], &self.threads[..]) else { return None };
+        Some(Loan::new(desk.clone(), thread.thread().clone()))
     }
 
     /// Answers begun so far.
@@ -185,6 +122,7 @@ impl Drop for Provider {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed); // seen with the next look-up; the join below waits for it
         for thread in self.threads.drain(..) {
+            thread.thread().unpark();
             let _ = thread.join();
         }
     }
@@ -234,18 +172,13 @@ struct Serving {
     generation: u32,
     answers: Arc<Answers>,
     answered: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
     began: Instant,
     buffer: Vec<u8>,
+    ready: Vec<u64>,
 }
 
 impl Serving {
-    fn new(
-        listener: TcpListener,
-        answers: Arc<Answers>,
-        answered: Arc<AtomicU64>,
-        stop: Arc<AtomicBool>,
-    ) -> io::Result<Self> {
+    fn new(listener: TcpListener, answers: Arc<Answers>, answered: Arc<AtomicU64>) -> io::Result<Self> {
         let poller = Poller::new()?;
         poller.add(&listener, LISTENER, Interest::Read)?;
         Ok(Self {
@@ -257,10 +190,10 @@ impl Serving {
             generation: 0,
             answers,
             answered,
-            stop,
             began: Instant::now(),
             // One read of a large body: what came on other connections waits as long.
             buffer: vec![0; 64 * 1024],
+            ready: Vec::new(),
         })
     }
 
@@ -268,24 +201,27 @@ impl Serving {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn run(&mut self) {
-        let mut ready = Vec::new();
-        while !self.stop.load(Ordering::Relaxed) {
-            let wait = match self.timers.peek() {
-                Some(Reverse((due, ..))) => Duration::from_nanos(due.saturating_sub(self.now_ns())).min(LOOK_UP),
-                None => LOOK_UP,
-            };
-            if self.poller.wait(wait, &mut ready).is_err() {
-                return;
+    /// Serves what is ready within `wait`, which is all it waits; whether anything was.
+    fn turn(&mut self, wait: Duration) -> bool {
+        let wait = match self.timers.peek() {
+            Some(Reverse((due, ..))) if !wait.is_zero() => {
+                Duration::from_nanos(due.saturating_sub(self.now_ns())).min(wait)
             }
-            for token in &ready {
-                match *token {
-                    LISTENER => self.accept(),
-                    slot => self.on_ready(usize::try_from(slot).unwrap_or(usize::MAX)),
-                }
+            _ => wait,
+        };
+        let mut ready = std::mem::take(&mut self.ready);
+        // The arguments are all right by construction, so there is nothing that another try would not meet again.
+        self.poller.wait(wait, &mut ready).expect("epoll waits");
+        for token in &ready {
+            match *token {
+                LISTENER => self.accept(),
+                slot => self.on_ready(usize::try_from(slot).unwrap_or(usize::MAX)),
             }
-            self.fire_timers();
         }
+        let fired = self.fire_timers();
+        let has_worked = fired || !ready.is_empty();
+        self.ready = ready;
+        has_worked
     }
 
     fn accept(&mut self) {
@@ -381,20 +317,23 @@ impl Serving {
         }
     }
 
-    fn fire_timers(&mut self) {
+    fn fire_timers(&mut self) -> bool {
         if self.timers.is_empty() {
-            return;
+            return false;
         }
         let now = self.now_ns();
+        let mut fired = false;
         while let Some(Reverse((due, slot, generation))) = self.timers.peek().copied() {
             if due > now {
-                return;
+                break;
             }
+            fired = true;
             self.timers.pop();
             if self.peers[slot].as_ref().is_some_and(|peer| peer.generation == generation) {
                 self.go_on(slot);
             }
         }
+        fired
     }
 
     /// Sends what is due of the answer, and sets a timer for the rest.
@@ -529,6 +468,23 @@ mod tests {
             assert_eq!(frames, ["00000", "00001", "00002", "00003", "00004", "00005", "00006"]);
             assert!(text.ends_with("data: [DONE]\n\n"));
         }
+    }
+
+    #[test]
+    fn a_lent_provider_is_served_by_the_borrower_and_then_by_its_own_thread() {
+        let provider = Provider::start(&Settings::default(), 1, &sys::usable_cpus()).unwrap();
+        let addr = provider.addr;
+        let loan = provider.loan().expect("one thread");
+        let mut lent = loan.take();
+        let asking = std::thread::spawn(move || ask(addr, "{}"));
+        while provider.answered() == 0 {
+            lent.turn(); // nobody else can
+        }
+        asking.join().expect("an answer");
+        drop(lent);
+        ask(addr, "{}");
+        assert_eq!(provider.answered(), 2);
+        assert!(Provider::start(&Settings::default(), 2, &sys::usable_cpus()).unwrap().loan().is_none());
     }
 
     #[test]

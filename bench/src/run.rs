@@ -122,6 +122,9 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
     let network =
         if options.is_private_network { "in a network namespace of its own" } else { "in the host's network" };
     let mut notes = vec![shared.describe(), network.to_owned()];
+    if scenario.load.busy_poll == Some(true) {
+        notes.push("the load never sleeps".to_owned());
+    }
     let mut cells = Vec::new();
     for (index, cell) in scenario.cells.iter().enumerate() {
         let spec = Spec::parse(&cell.target)?;
@@ -176,12 +179,12 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
     let mut known = BTreeMap::new();
     let mut rates = Vec::new();
     for index in 0..cells.len() {
-        rates.push(rate(index, &cells, &scenario, &mut known, progress)?);
+        rates.push(rate(index, &cells, &scenario, &provider, &mut known, progress)?);
     }
     for (cell, rate) in cells.iter_mut().zip(rates) {
         if let Some(target) = &cell.target {
             let placement = &cell.result.placement;
-            cell.prepared = Some(measure::prepare(&cell.load, rate, target, &scenario.provider, placement));
+            cell.prepared = Some(measure::prepare(&cell.load, rate, target, &provider, placement));
         }
     }
     for cell in &mut cells {
@@ -208,6 +211,7 @@ fn rate(
     index: usize,
     cells: &[Running],
     scenario: &Scenario,
+    provider: &Provider,
     known: &mut BTreeMap<(String, usize), f64>,
     progress: &Progress,
 ) -> Result<Option<f64>> {
@@ -223,7 +227,7 @@ fn rate(
     };
     progress.step(&format!("  how much {} takes at most", share.of_target));
     let load = LoadSpec { rate_share: None, rate: None, ..cells[index].load.clone() };
-    let prepared = measure::prepare(&load, None, target, &scenario.provider, &of.result.placement);
+    let prepared = measure::prepare(&load, None, target, provider, &of.result.placement);
     let (warmup, length) = (Duration::from_millis(scenario.warmup_ms), Duration::from_millis(scenario.window_ms));
     let mut found = Vec::new();
     for round in 0..3 {

@@ -152,6 +152,10 @@ pub struct LoadSpec {
     /// Open loop: at random distances instead of even ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poisson: Option<bool>,
+    /// The load's threads never sleep, and work the provider too where that shares their only CPU: no answer waits for
+    /// a thread to wake, and no gateway pays for waking one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busy_poll: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub think_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -192,6 +196,7 @@ impl LoadSpec {
             rate: self.rate.or(base.rate),
             rate_share: self.rate_share.clone().or_else(|| base.rate_share.clone()),
             poisson: self.poisson.or(base.poisson),
+            busy_poll: self.busy_poll.or(base.busy_poll),
             think_ms: self.think_ms.or(base.think_ms),
             requests_per_connection: self.requests_per_connection.or(base.requests_per_connection),
             body_bytes: self.body_bytes.or(base.body_bytes),

@@ -22,6 +22,8 @@ fn load(target: SocketAddr, pace: Pace, expect: Expect, connections: usize) -> L
         timeout_ns: 2_000_000_000,
         threads: 1,
         cpus: sys::usable_cpus(),
+        is_busy: false,
+        provider: None,
         is_beside: false,
     }
 }
@@ -105,6 +107,23 @@ fn an_open_loop_keeps_its_rate_whatever_the_answers_take() {
         let off = (tally.completed as i64 - 500).abs();
         assert!(off <= if is_poisson { 110 } else { 1 }, "{}", tally.completed);
     }
+}
+
+#[test]
+fn a_load_that_never_sleeps_works_the_provider_and_says_how_long_it_had_nothing_to_do() {
+    let provider = provider(&Settings::default());
+    let pace = Pace::Open { rate: 1_000.0, is_poisson: false };
+    let busy = Load { is_busy: true, provider: provider.loan(), ..load(provider.addr, pace, Expect::Reply, 4) };
+    let window = Window { origin: Instant::now(), begin_ns: 0, end_ns: 300_000_000 };
+    let running = start(&busy, window).unwrap();
+    let live = running.live[0].clone();
+    let tally = running.finish().unwrap();
+    assert!(tally.is_valid(), "{:?}", tally.failures);
+    assert!((tally.completed as i64 - 300).abs() <= 1, "{}", tally.completed);
+    let idle_ns = live.idle_ns.load(Ordering::Relaxed);
+    assert!(idle_ns > 0 && idle_ns < window.now_ns(), "{idle_ns} ns");
+    // And afterwards the provider works by itself again.
+    assert!(run(&load(provider.addr, CLOSED, Expect::Reply, 2), 0, 50).is_valid());
 }
 
 #[test]

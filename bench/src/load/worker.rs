@@ -11,6 +11,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::check::{Check, Expect};
 use super::{Live, Load, Pace, Tally, Window};
+use crate::provider::Lent;
 use crate::sys::{Interest, Poller};
 use crate::wire::{Fault, Progress, Reader};
 
@@ -110,11 +111,18 @@ impl<'a> Worker<'a> {
     }
 
     /// Works until the window is over and what was under way is answered or overdue.
-    pub fn run(mut self) -> io::Result<Tally> {
+    ///
+    /// A load that never sleeps works the provider too, where that has the same CPU and is lent.
+    pub fn run(mut self, mut provider: Option<Lent<'_>>) -> io::Result<Tally> {
         let mut ready = Vec::new();
         let mut next_sweep = 0;
+        let mut idle_since = None;
         loop {
             let now = self.window.now_ns();
+            if let Some(since) = idle_since {
+                add(&self.live.idle_ns, now - since);
+            }
+            idle_since = self.load.is_busy.then_some(now);
             let is_over = now >= self.window.end_ns;
             if is_over && (self.underway == 0 && self.backlog.is_empty()) {
                 break;
@@ -124,37 +132,51 @@ impl<'a> Worker<'a> {
                 *self.tally.failures.entry("unanswered at the end").or_default() += late as u64;
                 break;
             }
-            self.begin_due(now);
+            if self.begin_due(now) {
+                idle_since = None;
+            }
             if now >= next_sweep {
                 self.sweep(now);
                 next_sweep = now + SWEEP_NS;
             }
+            if let Some(provider) = &mut provider
+                && provider.turn()
+            {
+                idle_since = None;
+            }
             let next = self.next_due_ns.min(self.timers.peek().map_or(u64::MAX, |Reverse((due, _))| *due));
             let until = if is_over { next_sweep } else { next.min(next_sweep).min(self.window.end_ns) };
-            let wait = until.saturating_sub(self.window.now_ns());
+            let wait = if self.load.is_busy { 0 } else { until.saturating_sub(self.window.now_ns()) };
             self.poller.wait(Duration::from_nanos(wait), &mut ready)?;
             for token in &ready {
                 self.on_ready(usize::try_from(*token).unwrap_or(usize::MAX));
+            }
+            if !ready.is_empty() {
+                idle_since = None;
             }
         }
         Ok(self.tally)
     }
 
-    /// Begins what is due by now. After the window nothing new is due, but an open loop still owes what waits.
-    fn begin_due(&mut self, now: u64) {
+    /// Begins what is due by now; whether anything was. After the window nothing new is due, but an open loop still
+    /// owes what waits.
+    fn begin_due(&mut self, now: u64) -> bool {
+        let mut has_begun = false;
         while let Some(Reverse((due, conn))) = self.timers.peek().copied() {
             if due > now {
                 break;
             }
             self.timers.pop();
+            has_begun = true;
             match self.load.pace {
                 Pace::Open { .. } => self.is_free(conn, now),
                 Pace::Closed { .. } | Pace::Once if now < self.window.end_ns => self.begin(conn, now, now),
                 Pace::Closed { .. } | Pace::Once => {}
             }
         }
-        let Pace::Open { is_poisson, .. } = self.load.pace else { return };
+        let Pace::Open { is_poisson, .. } = self.load.pace else { return has_begun };
         while self.next_due_ns <= now.min(self.window.end_ns - 1) {
+            has_begun = true;
             let due = self.next_due_ns;
             self.due_exact += if is_poisson { self.exponential() } else { self.every_ns };
             self.next_due_ns = self.due_exact as u64;
@@ -166,6 +188,7 @@ impl<'a> Worker<'a> {
                 }
             }
         }
+        has_begun
     }
 
     /// A distance of a Poisson process. The generator is splitmix64: good enough to be uneven, and the same each run.
