@@ -45,11 +45,12 @@ impl Client {
         Box::new(Client { socket, buf: Vec::new(), head: Head::default(), end: 0, memo: Memo::default() })
     }
 
-    /// Lets go of a large request that will not be sent again, so that a long answer does not hold it. The head's
-    /// fields are gone with it.
-    pub fn release_request(&mut self) {
-        if self.buf.capacity() > RELEASED_FROM {
-            self.buf = self.buf.split_off(self.end.min(self.buf.len()));
+    /// Lets go of a request that will not be sent again, if it is large or its answer takes its time (`is_stream`). The
+    /// head's fields are gone with it.
+    pub fn release_request(&mut self, is_stream: bool) {
+        if is_stream || self.buf.capacity() > RELEASED_FROM {
+            let pipelined = self.buf.split_off(self.end.min(self.buf.len()));
+            give_buffer(std::mem::replace(&mut self.buf, pipelined));
             self.end = 0;
         }
     }

@@ -329,7 +329,7 @@ async fn await_head(
     }
     let timeout_ns = if unsent.is_some() { EARLY_ANSWER_NS } else { timeout_ns };
     let mut deadline_ns = clock::tick_ns().saturating_add(timeout_ns);
-    let mut buf = take_buffer();
+    let mut buf = Vec::new();
     let mut head = core.take_answer_head();
     let mut untouched = true;
     let failure = loop {
@@ -379,7 +379,13 @@ pub enum Got {
 
 /// Reads from the provider, and notices when the caller leaves. Bytes the caller pipelines are kept. After anything but
 /// bytes the connection to the provider is of no further use, and the buffer may be gone with it.
+///
+/// A provider takes its time, and many are waited for at once: an empty buffer is given back, and one is taken when
+/// bytes are there.
 pub async fn read(client: &mut Client, socket: &mut Socket, buf: &mut Vec<u8>, deadline_ns: u64) -> Got {
+    if buf.is_empty() {
+        give_buffer(std::mem::take(buf));
+    }
     loop {
         match read_beside(socket, buf, READ_ROOM, &mut client.socket, deadline_ns).await {
             Beside::Read(Ok(0)) => return Got::End,

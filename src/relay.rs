@@ -69,7 +69,7 @@ pub async fn relay(
     let mut out = take_buffer();
     let is_head = client.head.method == Method::Head;
     write_head(core, &head, &buf, is_head, out_framing, keeps, life, &mut out);
-    client.release_request();
+    client.release_request(life.row.stream);
 
     let content_encoding = head.fields.of_kind(&buf, FieldKind::ContentEncoding).next();
     let mut tap = AnswerTap::new(shape_of(life.row.endpoint), hides_usage, content_encoding);
@@ -104,7 +104,6 @@ pub async fn relay(
             if begun.is_err() {
                 break End::ClientGone;
             }
-            out = take_buffer();
         }
         let deadline_ns = clock::tick_ns().saturating_add(upstream.idle_timeout_ns);
         match exchange::read(client, &mut socket, &mut buf, deadline_ns).await {
@@ -271,7 +270,14 @@ fn report_of(seen: UsageSeen) -> UsageReport {
     }
 }
 
+/// Appends a part of the answer. Between two parts nothing is held for the next one.
 fn frame(out: &mut Vec<u8>, framing: Out, payload: &[u8]) {
+    if payload.is_empty() {
+        return;
+    }
+    if out.capacity() == 0 {
+        *out = take_buffer();
+    }
     match framing {
         Out::Chunked => write::chunk(out, payload),
         Out::Length | Out::UntilClose => out.extend_from_slice(payload),

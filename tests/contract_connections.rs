@@ -141,6 +141,32 @@ fn pipelined_requests_are_answered_in_order() {
     gateway.idle_check();
 }
 
+/// A stream lets go of its request's bytes, and of no other's.
+#[test]
+fn a_request_behind_a_stream_is_served_after_it_whether_it_came_with_it_or_meanwhile() {
+    let mock = Mock::start();
+    let gateway = Setup::with_mock(&mock).start();
+    let key = gateway.mint(DEV1);
+    let mut caller = Conn::open(gateway.addr);
+    let host = caller.host.clone();
+    let bytes = |body: &serde_json::Value| Request::post(CHAT).key(&key.secret).json(body).bytes(&host);
+    let streamed = bytes(&chat_stream("mock+slow30"));
+    for follows_at_once in [true, false] {
+        let next = bytes(&chat("mock"));
+        let first = if follows_at_once { [&streamed[..], &next[..]].concat() } else { streamed.clone() };
+        caller.send_raw(&first);
+        if !follows_at_once {
+            mock.wait_requests(3);
+            caller.send_raw(&next);
+        }
+        let stream = caller.read_response().expect(200);
+        assert!(String::from_utf8_lossy(&stream.body).contains("[DONE]"));
+        assert_eq!(caller.read_response().expect(200).json()["model"], "mock");
+    }
+    assert_eq!(gateway.wait_rows(4, SOON).len(), 4);
+    gateway.idle_check();
+}
+
 #[test]
 fn head_and_options_are_answered_without_a_body_and_in_sync() {
     let mock = Mock::start();

@@ -121,6 +121,21 @@ fn a_read_waits_beside_another_socket_and_goes_on_after_its_news() {
 }
 
 #[test]
+fn a_read_without_a_buffer_gets_one_of_the_cores_when_bytes_are_there() {
+    on_both_drivers(async || {
+        let (mut socket, mut far) = pair().await;
+        let (mut other, _far_other) = pair().await;
+        let mut got = Vec::new();
+        let waited = read_beside(&mut socket, &mut got, 64, &mut other, mono_ns() + 5_000_000).await;
+        assert!(matches!(waited, Beside::Deadline) && got.capacity() == 0, "{waited:?}, {}", got.capacity());
+        far.write_all(b"hello").unwrap();
+        let waited = read_beside(&mut socket, &mut got, 64, &mut other, mono_ns() + 5 * SECOND_NS).await;
+        assert!(matches!(waited, Beside::Read(Ok(5))), "{waited:?}");
+        assert!(got == b"hello" && got.capacity() >= 16 * 1024, "{}", got.capacity());
+    });
+}
+
+#[test]
 fn a_read_that_is_given_up_with_its_connection_closes_it_at_once() {
     on_both_drivers(async || {
         let (mut socket, mut far) = pair().await;

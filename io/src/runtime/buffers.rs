@@ -30,6 +30,13 @@ pub fn take_buffer() -> Vec<u8> {
     spare.unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES))
 }
 
+/// Takes a buffer in the place of none.
+pub(super) fn ensure_buffer(buffer: &mut Vec<u8>) {
+    if buffer.capacity() == 0 {
+        *buffer = take_buffer();
+    }
+}
+
 /// Gives a buffer back. One that grew past its size is freed, so that a big body leaves no memory behind.
 pub fn give_buffer(mut buffer: Vec<u8>) {
     if buffer.capacity() < BUFFER_BYTES || buffer.capacity() > 2 * BUFFER_BYTES {

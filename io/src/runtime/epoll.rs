@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use super::buffers::ensure_buffer;
 use super::driver::Driver;
 use super::executor::driver;
 use crate::clock;
@@ -226,13 +227,14 @@ impl Stream {
         self.registration.readiness.poll_writable(cx)
     }
 
-    /// Appends at most `room` bytes; 0 is the peer's end.
+    /// Appends at most `room` bytes; 0 is the peer's end. Without a buffer one of the core's is taken when bytes are there.
     pub(super) fn poll_read(&self, cx: &Context<'_>, into: &mut Vec<u8>, room: usize) -> Poll<io::Result<usize>> {
         let readiness = &self.registration.readiness;
         loop {
             if readiness.poll_readable(cx).is_pending() {
                 return Poll::Pending;
             }
+            ensure_buffer(into);
             into.reserve(room);
             let spare = &mut into.spare_capacity_mut()[..room];
             // SAFETY: the kernel writes at most `room` bytes into spare room of the buffer.

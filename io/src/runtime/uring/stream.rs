@@ -10,7 +10,7 @@ use io_uring::{opcode, types};
 
 use super::provided::receive_on;
 use super::{Operation, Ring, may_be_begun_anew};
-use crate::runtime::buffers::BUFFER_BYTES;
+use crate::runtime::buffers::{BUFFER_BYTES, ensure_buffer};
 
 /// `IORING_RECVSEND_POLL_FIRST`: wait for bytes before looking for them, for a socket that was empty a moment ago.
 const POLL_FIRST: u16 = 1;
@@ -99,6 +99,7 @@ impl Stream {
         self.is_large = room > BUFFER_BYTES;
         loop {
             if self.read.is_none() && (self.is_large || !self.begin_ongoing()) {
+                ensure_buffer(into);
                 let operation = self.ring.receive(&self.file, std::mem::take(into), room, self.has_more);
                 self.read = Some((operation, Reading::Once));
             }
