@@ -3,12 +3,14 @@
 //! That keeps the rule of [`super`] intact: the socket's raw bytes are read when they are there, and this module
 //! turns them into plain ones. Key exchange, certificates and records are rustls' with the ring provider.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, Write};
 use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+
+use super::buffers::ensure_buffer;
 
 /// Why TLS could not be set up. All of these are the operator's to mend.
 #[derive(Debug, thiserror::Error)]
@@ -169,14 +171,9 @@ impl Session {
     /// Moves plain bytes into the buffer's spare room. `None`: nothing yet. `Some(0)`: the peer said goodbye.
     pub(super) fn open(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<Option<usize>> {
         loop {
-            let from = into.len();
-            into.resize(from + room, 0);
-            let got = self.tls.reader().read(&mut into[from..]);
-            into.truncate(from + *got.as_ref().unwrap_or(&0));
-            match got {
-                Ok(count) => return Ok(Some(count)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+            let count = self.take_plain(into, room)?;
+            if count.is_some() {
+                return Ok(count);
             }
             let waiting = self.inbox.len();
             self.digest()?;
@@ -184,6 +181,28 @@ impl Session {
                 return Ok(None);
             }
         }
+    }
+
+    /// [`Session::open`] for what is decrypted already.
+    fn take_plain(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<Option<usize>> {
+        let mut count = 0;
+        while count < room {
+            let mut reader = self.tls.reader();
+            match reader.fill_buf() {
+                Ok(plain) if !plain.is_empty() => {
+                    let part = plain.len().min(room - count);
+                    ensure_buffer(into);
+                    into.extend_from_slice(&plain[..part]);
+                    reader.consume(part);
+                    count += part;
+                }
+                Ok(_) => break, // the end; behind some bytes it is told by the next call, as an error is
+                Err(_) if count > 0 => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(count))
     }
 
     /// Whether plain bytes can be had without the socket: in rustls' buffer, or raw in the inbox.
