@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::task::Poll;
 
 use io::clock;
-use io::http1::{HeadError, HeadLimits, RequestHead};
+use io::http1::{Fields, HeadError, HeadLimits, RequestHead};
 use io::runtime::{Fill, Socket, Waiter, give_buffer, take_buffer};
 use shards::refusal::Family;
 
@@ -52,6 +52,9 @@ impl Client {
             let pipelined = self.buf.split_off(self.end.min(self.buf.len()));
             give_buffer(std::mem::replace(&mut self.buf, pipelined));
             self.end = 0;
+        }
+        if is_stream {
+            self.head.fields = Fields::default();
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use io::clock;
-use io::http1::{BodyDecoder, FieldKind, Framing, Method, Version, write};
+use io::http1::{BodyDecoder, FieldKind, Fields, Framing, Method, Version, write};
 use io::runtime::{give_buffer, let_others_run, take_buffer};
 use io::usage::{AnswerTap, Shape, UsageSeen};
 use shards::refusal::rate_headers;
@@ -56,7 +56,7 @@ pub async fn relay(
     answer: Answer,
     life: &mut Life,
 ) -> After {
-    let Answer { mut socket, mut buf, head, head_len, hides_usage } = answer;
+    let Answer { mut socket, mut buf, mut head, head_len, hides_usage } = answer;
     let status = head.status;
     life.row.status = status; // as the caller will have seen it, should the drain cut the rest
     let keeps = client.head.keep_alive && !core.drain.is_set();
@@ -76,6 +76,7 @@ pub async fn relay(
     let mut decoder = BodyDecoder::new(head.framing);
     if life.row.stream {
         socket.expect_pieces();
+        head.fields = Fields::default(); // which this answer would hold to its end
     }
     let mut from = head_len;
     let end = loop {
