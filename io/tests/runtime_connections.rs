@@ -44,13 +44,18 @@ fn one_core_each_gets_a_socket_and_a_second_process_an_error() {
 #[test]
 fn connecting_fails_soon_or_at_the_deadline() {
     on_both_drivers(async || {
-        let closed = StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        assert!(matches!(connect(&to(closed), mono_ns() + SECOND_NS).await, Err(ConnectError::Failed(_))));
+        let bound = || {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+            let address = socket.local_addr().unwrap().as_socket().unwrap();
+            (socket, address)
+        };
+        // One that is bound and does not listen refuses, and nobody else gets its port meanwhile.
+        let (_closed, address) = bound();
+        assert!(matches!(connect(&to(address), mono_ns() + SECOND_NS).await, Err(ConnectError::Failed(_))));
         // A listener whose backlog is full takes no more connections.
-        let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        full.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+        let (full, address) = bound();
         full.listen(0).unwrap();
-        let address = full.local_addr().unwrap().as_socket().unwrap();
         let mut held = Vec::new();
         let outcome = loop {
             match connect(&to(address), mono_ns() + 30_000_000).await {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 
 use super::folder::Folder;
 use super::process::Process;
@@ -112,8 +113,12 @@ fn seen(entry: &Value) -> Seen {
     }
 }
 
-/// A port nobody listens on: connecting to it is refused.
+/// A port nobody listens on: connecting to it is refused. Taken until this process ends, or another test's server might
+/// get it.
 pub fn dead_port() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has free ports");
-    listener.local_addr().expect("a bound socket has an address")
+    let taken = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket can be had");
+    taken.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("loopback has free ports");
+    let addr = taken.local_addr().ok().and_then(|addr| addr.as_socket()).expect("a bound socket has an address");
+    std::mem::forget(taken);
+    addr
 }

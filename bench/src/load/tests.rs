@@ -4,6 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
+use socket2::{Domain, Socket, Type};
+
 use super::*;
 use crate::provider::{Provider, Settings};
 
@@ -192,7 +194,10 @@ fn every_kind_of_bad_answer_makes_the_window_invalid() {
 
 #[test]
 fn a_target_that_is_not_there_or_never_answers_is_a_failure_and_no_hang() {
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Bound, and not listening: it refuses, and nobody else gets its port.
+    let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let gone = bound.local_addr().unwrap().as_socket().unwrap();
     for pace in [CLOSED, Pace::Open { rate: 2_000.0, is_poisson: false }] {
         let mut dead = load(gone, pace, Expect::Reply, 4);
         dead.timeout_ns = 100_000_000;
