@@ -20,6 +20,7 @@ fn begun_stream(path: &str) -> Vec<u8> {
     let event = match path {
         MESSAGES => json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}),
         RESPONSES => json!({"type": "response.output_text.delta", "delta": text}),
+        COMPLETIONS => json!({"choices": [{"index": 2, "text": text}]}),
         _ => json!({"choices": [{"index": 0, "delta": {"content": text}}]}),
     };
     let name = event["type"].as_str().map_or(String::new(), |name| format!("event: {name}\n"));
@@ -64,14 +65,16 @@ fn an_estimated_answer_is_no_longer_than_the_request_allowed() {
             (CHAT, json!({"max_tokens": 400}), 389),
             (RESPONSES, json!({"max_output_tokens": 300}), 300),
             (MESSAGES, json!({"max_tokens": 300}), 300),
+            // Three answers, of which each may be that long.
+            (COMPLETIONS, json!({"max_tokens": 200, "prompt": ["a", "b", "c"]}), 389),
         ] {
             // A prompt of two bytes is one token, at 1 USD a million; output costs 10.
             let cost = 1_000 + output * 10_000;
             assert_eq!(booked(&gateway, &key, path, &members), (output, cost), "{path} {members}, cut: {cuts}");
         }
-        // Reserves are corrected to the same numbers: 8 × 1 + 5 × 300 + 3 × 389.
+        // Reserves are corrected to the same numbers: 9 × 1 + 5 × 300 + 4 × 389.
         let remaining = gateway.me(&key).limit("team_tpm").remaining();
-        assert!((0.0..5.0).contains(&(remaining - (20_000.0 - 2_675.0))), "{remaining}");
+        assert!((0.0..5.0).contains(&(remaining - (20_000.0 - 3_065.0))), "{remaining}");
         gateway.idle_check();
     }
 }
