@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use io::clock;
 use io::http1::{BodyDecoder, FieldKind, Fields, Framing, Method, Version, write};
-use io::runtime::{give_buffer, let_others_run, take_buffer};
+use io::runtime::{ensure_buffer, give_buffer, let_others_run, take_buffer};
 use io::usage::{AnswerTap, Shape, UsageSeen};
 use shards::refusal::rate_headers;
 use shards::row::Outcome;
@@ -276,9 +276,7 @@ fn frame(out: &mut Vec<u8>, framing: Out, payload: &[u8]) {
     if payload.is_empty() {
         return;
     }
-    if out.capacity() == 0 {
-        *out = take_buffer();
-    }
+    ensure_buffer(out);
     match framing {
         Out::Chunked => write::chunk(out, payload),
         Out::Length | Out::UntilClose => out.extend_from_slice(payload),

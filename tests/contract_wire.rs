@@ -317,7 +317,7 @@ fn error_type(answer: &Response) -> String {
 #[test]
 fn errors_come_in_the_callers_envelope() {
     let mock = Mock::start();
-    let dead = mock::refusing_port();
+    let dead = mock::dead_port();
     let gateway = Setup::new()
         .upstream("openai", "openai", mock.addr, r#"["mock*"]"#, "")
         .upstream("anthropic", "anthropic", mock.addr, r#"["claude*"]"#, "")

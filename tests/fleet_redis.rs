@@ -150,7 +150,7 @@ fn tls_is_spoken_and_the_certificate_is_checked() {
     let (cert_file, key_file) = (folder.path().join("redis.pem"), folder.path().join("redis.key"));
     std::fs::write(&cert_file, cert.cert.pem()).unwrap();
     std::fs::write(&key_file, cert.signing_key.serialize_pem()).unwrap();
-    let port = mock::dead_port().port().to_string();
+    let port = mock::free_port().port().to_string();
     let (cert_path, key_path) = (cert_file.to_str().unwrap(), key_file.to_str().unwrap());
     let redis = RedisServer::start_with(&[
         "--tls-port",

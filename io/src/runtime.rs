@@ -23,7 +23,7 @@ mod watch;
 
 pub use accept::{Listener, StopAccepting};
 pub use alarm::{Alarm, sleep};
-pub use buffers::{free_unneeded, give_buffer, take_buffer};
+pub use buffers::{ensure_buffer, free_unneeded, give_buffer, take_buffer};
 pub use driver::{DriverChoice, DriverError, DriverInUse, DriverKind, PLAIN, run_core, run_core_on};
 pub use socket::{Beside, Fill, Socket, read_beside};
 pub use task::{Event, Waiter, let_others_run, spawn};

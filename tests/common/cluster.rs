@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::folder::Folder;
 use super::gateway::{Gateway, Key};
-use super::mock::{Mock, dead_port};
+use super::mock::{Mock, free_port};
 use super::redis::RedisServer;
 use super::setup::Setup;
 use super::wait::{SOON, until, until_some};
@@ -53,7 +53,7 @@ impl Cluster {
         if self.keys.exists() {
             std::fs::copy(&self.keys, data_dir.join("keys.json")).expect("keys can be copied");
         }
-        let admin = dead_port();
+        let admin = free_port();
         self.common
             .clone()
             .replica(name)

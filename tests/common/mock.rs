@@ -113,14 +113,14 @@ fn seen(entry: &Value) -> Seen {
     }
 }
 
-/// A port nobody listens on: connecting to it is refused. Free for a server to be started on, of this test or of another.
-pub fn dead_port() -> SocketAddr {
+/// A port for a server that cannot choose one: free now, and another process may be faster.
+pub fn free_port() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has free ports");
     listener.local_addr().expect("a bound socket has an address")
 }
 
-/// A port where nobody will listen: taken until this process ends.
-pub fn refusing_port() -> SocketAddr {
+/// A port where connecting is refused: taken by a socket that does not listen, until this process ends.
+pub fn dead_port() -> SocketAddr {
     let taken = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket can be had");
     taken.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("loopback has free ports");
     let addr = taken.local_addr().ok().and_then(|addr| addr.as_socket()).expect("a bound socket has an address");

@@ -107,7 +107,7 @@ impl PostgresServer {
     /// Starts it; on the port it had, or on a free one.
     pub fn boot(&mut self) {
         for _ in 0..10 {
-            let port = if self.port == 0 { super::mock::dead_port().port() } else { self.port };
+            let port = if self.port == 0 { super::mock::free_port().port() } else { self.port };
             let mut command = self.command("postgres");
             command.arg("-D").arg(self.data()).arg("-p").arg(port.to_string());
             // Few, small and unsynced: it lives for seconds and nobody needs what it holds.

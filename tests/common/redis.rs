@@ -35,7 +35,7 @@ impl RedisServer {
         let folder = Folder::new();
         // Redis cannot choose a free port by itself; between our look and its bind another process may take it.
         for _ in 0..20 {
-            let addr = super::mock::dead_port();
+            let addr = super::mock::free_port();
             let process = spawn(addr, &args, &folder);
             if let Some(process) = process {
                 return Self { addr, process: Mutex::new(process), password: Mutex::new(password), args, folder };

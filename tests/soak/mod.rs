@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::cluster::in_touch;
 use crate::common::folder::Folder;
-use crate::common::mock::dead_port;
+use crate::common::mock::free_port;
 use crate::common::*;
 
 use self::keys::Known;
@@ -198,7 +198,7 @@ impl World {
         let data_dir = self.folder.path().join(ledger);
         std::fs::create_dir_all(&data_dir).expect("the test's folder can be written");
         self.ledgers.lock().unwrap().insert(ledger.to_owned(), data_dir.clone());
-        let (admin, dsn) = (dead_port(), self.postgres.lock().unwrap().dsn_through(&self.postgres_proxy));
+        let (admin, dsn) = (free_port(), self.postgres.lock().unwrap().dsn_through(&self.postgres_proxy));
         let setup = Setup::with_mock(&self.mock).redis(&self.redis_proxy.address()).postgres(&dsn).require_key();
         let setup = setup.replica(name).data_dir(data_dir).server("admin_listen", &admin.to_string());
         let setup = setup.governance("limits", &LIMITS.replace('\n', " "));

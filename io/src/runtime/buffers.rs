@@ -31,7 +31,7 @@ pub fn take_buffer() -> Vec<u8> {
 }
 
 /// Takes a buffer in the place of none.
-pub(super) fn ensure_buffer(buffer: &mut Vec<u8>) {
+pub fn ensure_buffer(buffer: &mut Vec<u8>) {
     if buffer.capacity() == 0 {
         *buffer = take_buffer();
     }

@@ -19,13 +19,7 @@ pub fn integer(value: u64, out: &mut Vec<u8>) {
 }
 
 fn larger(value: u64, out: &mut Vec<u8>) {
-    let digit = |place: u64| b'0' + (value / place % 10) as u8;
-    match value {
-        // A status, a wait of up to an hour or two.
-        0..1_000 => out.extend_from_slice(&[digit(100), digit(10), digit(1)]),
-        1_000..10_000 => out.extend_from_slice(&[digit(1_000), digit(100), digit(10), digit(1)]),
-        _ => out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes()),
-    }
+    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
 /// Appends nanoseconds as Go prints a duration: `0s`, `12ms`, `1.5s`, `6m0s`, `24h0m0s`.
