@@ -307,33 +307,6 @@ impl Stops for NotOfPath {
     }
 }
 
-/// What a path as nearly all are spelled has none of: see [`crate::http1::target`].
-pub(crate) enum NotOfPlainPath {}
-
-impl Stops for NotOfPlainPath {
-    #[inline(always)]
-    fn has(byte: u8) -> bool {
-        !byte.is_ascii_alphanumeric() && !matches!(byte, b'+'..=b'/' | b':' | b'=' | b'@' | b'_' | b'~')
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn in_block(block: Block) -> Block {
-        let other = block.with_bits(0x20).outside(b'a', b'z').and(block.outside(b'+', b':'));
-        let other = other.and_not(block.is(b'=')).and_not(block.is(b'@'));
-        other.and_not(block.is(b'_')).and_not(block.is(b'~'))
-    }
-
-    #[cfg(any(test, not(target_arch = "x86_64")))]
-    #[inline(always)]
-    fn in_word(word: u64) -> u64 {
-        let low = word & !HIGH;
-        let usual = within(low | (EACH * 0x20), b'a', b'z') | within(low, b'+', b':') | within(low, b'=', b'=');
-        let usual = usual | within(low, b'@', b'@') | within(low, b'_', b'_') | within(low, b'~', b'~');
-        (!usual | word) & HIGH
-    }
-}
-
 #[cfg(any(test, not(target_arch = "x86_64")))]
 const EACH: u64 = 0x0101_0101_0101_0101;
 #[cfg(any(test, not(target_arch = "x86_64")))]
@@ -531,6 +504,5 @@ mod tests {
         a_quote_or_backslash: QuoteOrBackslash,
         the_end_of_a_usual_host: NotOfUsualHost,
         the_end_of_a_path: NotOfPath,
-        the_end_of_a_plain_path: NotOfPlainPath,
     }
 }
