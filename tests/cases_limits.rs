@@ -239,6 +239,12 @@ fn c28_choices_multiply_the_reserve_up_to_the_burst() {
         let answer = gateway.post(&key, CHAT, &body).expect(200);
         assert_eq!(gateway.row(&answer).number("reserved_tokens"), reserved);
     }
+    // Each prompt of a list has an answer, or `n` of them.
+    for (prompt, reserved) in [(json!(["a", "b", "c"]), 3_000), (json!([[1, 2], [3]]), 2_003), (json!([1, 2]), 1_002)] {
+        let body = json!({"model": "mock", "max_tokens": 500, "n": 2, "prompt": prompt});
+        let answer = gateway.post(&key, COMPLETIONS, &body).expect(200);
+        assert_eq!(gateway.row(&answer).number("reserved_tokens"), reserved, "{prompt}");
+    }
     gateway.idle_check();
 }
 

@@ -67,14 +67,15 @@ fn an_estimated_answer_is_no_longer_than_the_request_allowed() {
             (MESSAGES, json!({"max_tokens": 300}), 300),
             // Three answers, of which each may be that long.
             (COMPLETIONS, json!({"max_tokens": 200, "prompt": ["a", "b", "c"]}), 389),
+            (COMPLETIONS, json!({"max_tokens": 100, "prompt": ["a", "b", "c"]}), 300),
         ] {
             // A prompt of two bytes is one token, at 1 USD a million; output costs 10.
             let cost = 1_000 + output * 10_000;
             assert_eq!(booked(&gateway, &key, path, &members), (output, cost), "{path} {members}, cut: {cuts}");
         }
-        // Reserves are corrected to the same numbers: 9 × 1 + 5 × 300 + 4 × 389.
+        // Reserves are corrected to the same numbers: 10 × 1 + 6 × 300 + 4 × 389.
         let remaining = gateway.me(&key).limit("team_tpm").remaining();
-        assert!((0.0..5.0).contains(&(remaining - (20_000.0 - 3_065.0))), "{remaining}");
+        assert!((0.0..5.0).contains(&(remaining - (20_000.0 - 3_366.0))), "{remaining}");
         gateway.idle_check();
     }
 }

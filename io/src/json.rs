@@ -23,7 +23,7 @@ pub struct Asked {
     pub stream: bool,
     /// The largest of `max_tokens`, `max_completion_tokens` and `max_output_tokens`; `None` when no one bounded it.
     pub output_cap: Option<u64>,
-    /// Answers asked for at once (`n`, or `best_of` where larger), at least 1.
+    /// Answers asked for at once: `n`, or `best_of` where larger, for each prompt of a list (`prompt`); at least 1.
     pub choices: u64,
     /// Bytes of prompt text and tool definitions, without pictures and sound.
     pub input_bytes: u64,

@@ -11,7 +11,7 @@ use crate::rate::RESERVE_CAP_TOKENS;
 pub struct OutputBound {
     /// The largest cap in the body; `None` when the caller bounded nothing.
     pub cap: Option<u64>,
-    /// `n`: answers asked for. 0 reads as 1.
+    /// Answers asked for: `n`, for each prompt. 0 reads as 1.
     pub choices: u64,
 }
 
@@ -27,7 +27,7 @@ impl OutputBound {
     }
 }
 
-/// Tokens to reserve under a limit that holds at most `burst`: input + min(n × min(cap, 16,384), burst − input). Cut to
+/// Tokens to reserve under a limit that holds at most `burst`: input + min(choices × min(cap, 16,384), burst − input). Cut to
 /// the burst, so that a call that bounds nothing is not refused for ever; an input that alone is over the burst stays
 /// over it, and is refused as *never*. `output` is `None` for endpoints that answer no text.
 pub fn reserve_tokens(input: u64, output: Option<OutputBound>, burst: u64) -> u64 {

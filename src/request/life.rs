@@ -260,11 +260,7 @@ impl Life {
         match booking {
             Booking::Used { report, estimated_output } if self.metered => {
                 // Leaving early is not free, however short the question.
-                let output = match self.row.endpoint {
-                    // A list of prompts has an answer each, and nobody has counted them.
-                    Endpoint::Completions => estimated_output,
-                    _ => self.bound.hold_estimate(estimated_output),
-                };
+                let output = self.bound.hold_estimate(estimated_output);
                 let estimate = Estimate { input: self.estimated_input.max(1), output };
                 let (usage, anomalies) = settle_usage(report.as_ref(), estimate);
                 if anomalies.count() > 0 {

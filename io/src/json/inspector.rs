@@ -81,6 +81,8 @@ pub struct Inspector {
     open: Vec<Open>,
     /// What the value to come is.
     slot: Slot,
+    /// The member that is being read is `prompt`.
+    is_prompt: bool,
     values: usize,
     is_object: bool,
     seen: Seen,
@@ -98,6 +100,8 @@ struct Found {
     stream: bool,
     output_cap: Option<u64>,
     choices: Option<u64>,
+    /// Elements of the list that `prompt` may be. One that is a list itself is a prompt in tokens.
+    prompts: u64,
     input_bytes: u64,
     images: u32,
     include_usage: bool,
@@ -151,7 +155,7 @@ impl Inspector {
             model,
             stream: found.stream,
             output_cap: found.output_cap,
-            choices: found.choices.unwrap_or(1).max(1),
+            choices: found.choices.unwrap_or(1).max(1).saturating_mul(found.prompts.max(1)),
             input_bytes: found.input_bytes,
             images: found.images,
             include_usage: found.include_usage,
@@ -273,6 +277,13 @@ impl Inspector {
         if self.values > VALUES_MAX { Err(BadBody::TooManyValues) } else { Ok(()) }
     }
 
+    /// A string or a list begins, which is a prompt of its own where it is an element of `prompt`.
+    fn count_prompt(&mut self) {
+        if self.is_prompt && self.open.len() == 2 && self.open[1].is_array {
+            self.found.prompts += 1;
+        }
+    }
+
     fn refuse(&mut self, bad: BadBody) {
         self.refused.get_or_insert(bad);
     }
@@ -281,6 +292,7 @@ impl Inspector {
         if self.open.len() == NESTING_MAX {
             return Err(self.not_json());
         }
+        self.count_prompt();
         let mut slot = self.slot;
         match slot {
             Slot::Root if is_array => slot = Slot::Ignored,
@@ -359,6 +371,7 @@ impl Inspector {
 
     /// A member of the body itself.
     fn member(&mut self, key: &[u8]) -> Slot {
+        self.is_prompt = key == b"prompt";
         let Some(member) = Member::of(key) else {
             if let Some(member) = Member::mistaken(key) {
                 self.refuse(BadBody::Misspelled { member: member.name() });
@@ -422,6 +435,7 @@ impl Inspector {
 
     /// A string that is a value.
     fn string(&mut self, body: &[u8], text: Text, end: usize) {
+        self.count_prompt();
         let length = text.length(end);
         match self.slot {
             Slot::Model => {

@@ -176,6 +176,28 @@ fn stream_is_a_boolean_and_choices_are_at_least_one() {
 }
 
 #[test]
+fn each_prompt_of_a_list_is_answered() {
+    for (asked, expected) in [
+        (r#""prompt":"a""#, 1),
+        (r#""prompt":[]"#, 1),
+        (r#""prompt":["a"]"#, 1),
+        (r#""prompt":["a","b","c"]"#, 3),
+        (r#""pro\u006dpt":["a","b"]"#, 2),
+        (r#""prompt":[1212,318]"#, 1),
+        (r#""prompt":[[1212,318],[7],[]]"#, 3),
+        (r#""n":2,"prompt":["a",[1,2],"c"],"x":["d"]"#, 6),
+        (r#""prompt":["a","b"],"best_of":4,"n":2"#, 8),
+        (r#""prompt":["a","b"],"n":18446744073709551615"#, u64::MAX),
+        // Nothing else is a list of prompts.
+        (r#""prompt":{"id":"p","variables":{"v":["a","b"]}}"#, 1),
+        (r#""prompt":"a","stop":["b","c"],"input":["d","e"]"#, 1),
+        (r#""messages":[{"role":"user","prompt":["a","b"]},{"content":["c","d"]}]"#, 1),
+    ] {
+        assert_eq!(inspect(&format!(r#"{{"model":"m",{asked}}}"#)).unwrap().choices, expected, "{asked}");
+    }
+}
+
+#[test]
 fn usage_is_asked_for_and_nothing_else_changes() {
     for (options, expected) in [
         (r#", "stream_options": {"include_usage": true}"#, r#", "stream_options": {"include_usage": true}"#),

@@ -44,7 +44,7 @@ fn read(nodes: &[Node<'_>], body: &[u8], scratch_at: usize) -> Result<Asked, Bad
         // Right behind the opening brace; a comma fits there, because `model` follows.
         usage_splice: Splice { at: open + 1..open + 1, with: r#""stream_options":{"include_usage":true},"# },
     };
-    let (mut seen, mut prompt, mut next) = (Seen::default(), Prompt::default(), 1);
+    let (mut seen, mut prompt, mut prompts, mut next) = (Seen::default(), Prompt::default(), 1, 1);
     for _ in 0..len {
         let key = string_at(nodes, next).unwrap_or_default();
         let value = next + 1;
@@ -71,12 +71,11 @@ fn read(nodes: &[Node<'_>], body: &[u8], scratch_at: usize) -> Result<Asked, Bad
             Member::N | Member::BestOf => {
                 asked.choices = asked.choices.max(count(nodes, value, member.name())?.unwrap_or(1));
             }
-            Member::Messages
-            | Member::Prompt
-            | Member::Input
-            | Member::System
-            | Member::Instructions
-            | Member::Suffix => {
+            Member::Prompt => {
+                prompts = prompts_in(nodes, value);
+                prompt.add_prompt(nodes, value);
+            }
+            Member::Messages | Member::Input | Member::System | Member::Instructions | Member::Suffix => {
                 prompt.add_prompt(nodes, value);
             }
             Member::Tools | Member::Functions => {
@@ -87,9 +86,22 @@ fn read(nodes: &[Node<'_>], body: &[u8], scratch_at: usize) -> Result<Asked, Bad
         }
     }
     asked.model = model.ok_or(BadBody::NoModel)?;
+    asked.choices = asked.choices.saturating_mul(prompts);
     asked.input_bytes = prompt.text_bytes;
     asked.images = prompt.images;
     Ok(asked)
+}
+
+/// Strings and containers in a list, at least 1.
+fn prompts_in(nodes: &[Node<'_>], at: usize) -> u64 {
+    let Some(&Node::Array { len, .. }) = nodes.get(at) else { return 1 };
+    let mut prompts = 0;
+    let mut element = at + 1;
+    for _ in 0..len {
+        prompts += u64::from(!matches!(nodes.get(element), Some(Node::Static(_)) | None));
+        element += node_count(nodes, element);
+    }
+    prompts.max(1)
 }
 
 fn model_name(nodes: &[Node<'_>], at: usize) -> Result<CompactString, BadBody> {
