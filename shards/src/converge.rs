@@ -11,15 +11,17 @@
 //! store and takes the answers; batches, pacing and deadlines are decided here, sockets are the coordinator's.
 
 mod cell;
+mod lost;
+mod scope;
 mod terms;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use compact_str::CompactString;
 use foldhash::fast::FixedState;
-use smallvec::SmallVec;
 
 pub use cell::{CellSeen, Cells, Changes, Job, Reply, ScopeHash};
+use scope::{Key, Own, Peer, Scope, Sent};
 pub use terms::{Term, Terms};
 
 use crate::accountant::period_of;
@@ -40,66 +42,10 @@ const EARLY_NS: u64 = 5_000_000;
 pub const PARTS: usize = 120;
 /// Scopes that are kept, own and peers': 1,000,000 x 0.2 KB. Peers' further ones are left out and counted.
 const SCOPES_MAX: usize = 1_000_000;
-/// Who lives publishes its own within a second; then what others remember of those that do not is brought back.
-const RESTORE_AFTER_NS: u64 = 2 * FLUSH_NS;
-/// A store that began from nothing is told again by then, by everybody: they find it out with their next look, wait, and
-/// have a second for it. Until then it does not know what the dead burned.
-const REFILLED_AFTER_NS: u64 = RESTORE_AFTER_NS + 2 * LOOK_NS + FLUSH_NS;
-/// Scopes looked at for that in one round: 2,000 a second, a fifth of what the server gets at most.
-const RESTORED_A_ROUND: usize = 1_000;
 /// A period's cells are forgotten here this long after its end: what was folded late is published by then.
 const FORGET_AFTER_MS: i64 = 600_000;
 /// Own burn that the store did not take is kept this long after its period's end.
 const KEEP_UNSENT_MS: i64 = 86_400_000;
-
-/// A scope in one period. Its calendar follows from the scope.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    scope: ScopeHash,
-    start: WallMs,
-}
-
-/// All cells of one scope in one period, as last seen.
-#[derive(Debug)]
-struct Scope {
-    calendar: Calendar,
-    period: PeriodSpan,
-    own: Option<Own>,
-    peers: SmallVec<[Peer; 2]>,
-    /// The scope's place in the index when its cells were read: nothing older needs reading.
-    seen_score: u64,
-}
-
-/// Our own cell.
-#[derive(Debug, Default)]
-struct Own {
-    burn: u64,
-    rows: u64,
-    /// What this ledger had published before it lost rows (a power cut, a disk that was full): spent all the same.
-    lost_burn: u64,
-    lost_rows: u64,
-    sent: Option<Sent>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Sent {
-    burn: u64,
-    rows: u64,
-    /// Rows that were new in it.
-    flush_rows: u64,
-    at: MonoNs,
-}
-
-/// A peer's cell.
-#[derive(Clone, Debug)]
-struct Peer {
-    cell: CellSeen,
-    /// How old its beat was, by the store's clock, when it was read.
-    age_us: u64,
-    read_at: MonoNs,
-    /// The store lost it; it counts on until its replica publishes again, or somebody who remembers it brings it back.
-    is_kept: bool,
-}
 
 /// One calendar's index: which period is followed, and up to where it was read.
 #[derive(Clone, Copy, Debug)]
@@ -321,15 +267,6 @@ impl Converge {
         self.generations_lost
     }
 
-    /// Whether the store may not have been told everything again since it began from nothing. `generation` is what it has now,
-    /// `store_us` its clock. A generation is the instant it began; one that was met here long enough ago is old whatever a
-    /// store's clock does.
-    pub fn is_refilling(&self, generation: u64, store_us: u64, now: MonoNs) -> bool {
-        let is_young = store_us.saturating_sub(generation) < REFILLED_AFTER_NS / 1_000
-            && now.since(self.generation_met) < REFILLED_AFTER_NS;
-        self.generation != Some(generation) || is_young || !self.to_restore.is_empty()
-    }
-
     /// A replica was decommissioned: what was kept of it in spite of the store goes too.
     pub fn forget_replica(&mut self, replica: &str, now: MonoNs) {
         let keys: Vec<Key> = self
@@ -416,33 +353,6 @@ impl Converge {
         self.queue.extend(wanted);
         if now.mono.0 >= self.restore_at_ns {
             self.restore(now);
-        }
-    }
-
-    /// Asks for cells to be brought back that the store lost and nobody has published since. A scope stays on the list until
-    /// the store has said what became of it.
-    fn restore(&mut self, now: Now) {
-        for _ in 0..self.to_restore.len().min(RESTORED_A_ROUND) {
-            let Some(key) = self.to_restore.pop_front() else { return };
-            let Some(scope) = self.scopes.get(&key).filter(|scope| scope.period.contains(now.wall)) else { continue };
-            let (calendar, period) = (scope.calendar, scope.period);
-            let lost = scope.peers.iter().filter(|peer| peer.is_kept);
-            let jobs = lost.map(|peer| Job::Restore { scope: key.scope, calendar, period, cell: peer.cell.clone() });
-            let before = self.queue.len();
-            self.queue.extend(jobs);
-            if self.queue.len() > before {
-                self.to_restore.push_back(key);
-            }
-        }
-    }
-
-    /// A cell that the store did not take back was purged by name meanwhile, unheard by us.
-    fn restored(&mut self, key: Key, cell: &CellSeen, cells: &Cells) {
-        if cells.cells.iter().any(|stored| stored.ledger == cell.ledger) {
-            return;
-        }
-        if let Some(scope) = self.scopes.get_mut(&key) {
-            scope.peers.retain(|peer| !(peer.is_kept && peer.cell.ledger == cell.ledger));
         }
     }
 
@@ -574,63 +484,6 @@ impl Converge {
         }
     }
 
-    /// Whether this is the store we know. If not, it began from nothing in between.
-    fn is_of(&mut self, generation: u64, now: MonoNs) -> bool {
-        if self.generation != Some(generation) {
-            self.generation_met = now;
-        }
-        match self.generation.replace(generation) {
-            Some(known) if known != generation => {
-                self.store_was_lost(now);
-                false
-            }
-            Some(_) => true,
-            // A first cell before the first look: the store may have no generation yet.
-            None => {
-                self.generation = Some(generation).filter(|generation| *generation != 0);
-                true
-            }
-        }
-    }
-
-    /// The store began from nothing: what we knew of the peers stays known, and everything of ours is published again. What
-    /// nobody publishes is brought back after that, so that it outlives us too: a replica that died keeps its burn.
-    fn store_was_lost(&mut self, now: MonoNs) {
-        self.generations_lost += 1;
-        self.watch.iter_mut().for_each(|watch| watch.since = 0);
-        self.to_read.clear();
-        self.to_restore.clear();
-        self.restore_at_ns = now.0.saturating_add(RESTORE_AFTER_NS);
-        for (key, scope) in &mut self.scopes {
-            scope.seen_score = 0;
-            scope.peers.iter_mut().for_each(|peer| peer.is_kept = true);
-            if !scope.peers.is_empty() {
-                self.to_restore.push_back(*key);
-            }
-        }
-        self.publish_again(now);
-        self.round.has_failed = true; // the next round reads the new store from its beginning
-        self.look_at_ns = now.0;
-    }
-
-    /// The store has nothing of ours any more: all of it is due at once, however long it had been at rest. A cell is written
-    /// whole, so nothing counts twice where some of it was there after all. `false` when there was nothing.
-    pub fn publish_again(&mut self, now: MonoNs) -> bool {
-        let at = MonoNs(now.0.saturating_sub(FLUSH_NS));
-        let mut is_any = false;
-        for (key, scope) in &mut self.scopes {
-            let Some(own) = &mut scope.own else { continue };
-            if let Some(sent) = &mut own.sent {
-                is_any |= sent.burn > 0 || sent.rows > 0;
-                *sent = Sent { burn: 0, rows: 0, flush_rows: 0, at };
-            }
-            if own.is_unsent() {
-                self.dirty.insert(*key);
-            }
-        }
-        is_any
-    }
-
     /// Forgets what is long over in the part whose turn it is, and gives what is to be written anew there.
     fn go_through_a_part(&mut self, now: Now) -> Vec<Key> {
         let at = (self.looks % PARTS as u64) as usize;
@@ -682,52 +535,6 @@ fn known<'a>(
         }
         Scope::new(calendar, period)
     })
-}
-
-impl Scope {
-    fn new(calendar: Calendar, period: PeriodSpan) -> Scope {
-        Scope { calendar, period, own: None, peers: SmallVec::new(), seen_score: 0 }
-    }
-
-    fn term(&self, scope: ScopeHash, now: MonoNs) -> Term {
-        let own = self.own.as_ref();
-        let burn = self.peers.iter().fold(0_u64, |sum, peer| sum.saturating_add(peer.cell.burn));
-        let lag = |peer: &Peer| peer.cell.flush_rows.saturating_mul(peer.age_at(now).min(DEPARTED_US) / 1_000);
-        Term {
-            scope,
-            calendar: self.calendar,
-            period: self.period,
-            remote: burn.saturating_add(own.map_or(0, |own| own.lost_burn)),
-            published_rows: own.and_then(|own| Some(own.sent?.rows.saturating_sub(own.lost_rows))).unwrap_or(0),
-            lag_row_ms: self.peers.iter().map(lag).fold(0, u64::saturating_add),
-            lag_rows_per_s: self.peers.iter().map(|peer| peer.cell.flush_rows).fold(0, u64::saturating_add),
-            as_of: now,
-        }
-    }
-}
-
-impl Own {
-    fn is_unsent(&self) -> bool {
-        let (burn, rows) = (self.burn.saturating_add(self.lost_burn), self.rows.saturating_add(self.lost_rows));
-        self.sent.is_none_or(|sent| sent.burn != burn || sent.rows != rows)
-    }
-
-    fn unsent_rows(&self) -> u64 {
-        let rows = self.rows.saturating_add(self.lost_rows);
-        rows.saturating_sub(self.sent.map_or(0, |sent| sent.rows))
-    }
-
-    /// When it is to be published next; `None` when there is nothing to say.
-    fn due_ns(&self) -> Option<u64> {
-        let Some(sent) = self.sent else { return Some(0) };
-        (self.is_unsent() || sent.flush_rows > 0).then(|| sent.at.0.saturating_add(FLUSH_NS))
-    }
-}
-
-impl Peer {
-    fn age_at(&self, now: MonoNs) -> u64 {
-        self.age_us.saturating_add(now.since(self.read_at) / 1_000)
-    }
 }
 
 impl Wanted {
