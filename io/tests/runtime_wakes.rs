@@ -88,6 +88,36 @@ fn alarms_ring_in_their_order_and_none_before_its_time() {
 }
 
 #[test]
+fn an_alarm_that_changes_hands_wakes_the_one_who_has_it() {
+    on_both_drivers(async || {
+        let deadline_ns = mono_ns() + 3_000_000;
+        let alarm = Rc::new(RefCell::new(Alarm::default()));
+        let woken = Rc::new(RefCell::new(0));
+        // A pooled connection's: the first asks and goes, the second asks for the same time and waits.
+        for waits in [false, true] {
+            let (alarm, woken) = (alarm.clone(), woken.clone());
+            spawn(
+                async move {
+                    std::future::poll_fn(|cx| match alarm.borrow_mut().poll_at(cx, deadline_ns) {
+                        Poll::Pending if waits => Poll::Pending,
+                        _ => Poll::Ready(()),
+                    })
+                    .await;
+                    *woken.borrow_mut() += 1;
+                },
+                || (),
+            );
+        }
+        let until_ns = mono_ns() + 5 * SECOND_NS;
+        while *woken.borrow() < 2 && mono_ns() < until_ns {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(*woken.borrow(), 2);
+        assert!(mono_ns() >= deadline_ns);
+    });
+}
+
+#[test]
 fn a_doorbell_wakes_the_core_from_another_thread() {
     on_both_drivers(async || {
         let (door, bell) = doorbell().unwrap();

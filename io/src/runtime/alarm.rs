@@ -4,7 +4,7 @@
 //! a later one is asked for, it rings early and is moved then. A request that meets its deadlines sets an alarm once a
 //! second or not at all. The core waits no longer than until the earliest is due.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
@@ -16,6 +16,8 @@ use crate::clock;
 
 thread_local! {
     static BOARD: RefCell<Board> = RefCell::new(Board::default());
+    /// Until when what was due has rung.
+    static RUNG_NS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// The alarms of one core.
@@ -60,6 +62,7 @@ pub(super) fn next_ns() -> u64 {
 
 /// Rings what is due.
 pub(super) fn ring(now_ns: u64) {
+    RUNG_NS.set(now_ns);
     let woken = BOARD.with_borrow_mut(|board| board.ring(now_ns));
     woken.into_iter().for_each(Waker::wake);
 }
@@ -75,6 +78,8 @@ pub struct Alarm {
     seat: Option<usize>,
     /// What the board has, as long as it has not rung.
     set_for_ns: u64,
+    /// Whose waker the board has, by the address that tells tasks apart: as long as the waker is there, so is its task.
+    asker: usize,
 }
 
 impl Alarm {
@@ -83,6 +88,13 @@ impl Alarm {
         if deadline_ns == u64::MAX {
             return Poll::Pending;
         }
+        let asker = cx.waker().data().addr();
+        // Nearly always: a wait that goes on. The board need not be looked at, whose seats lie cold among many waits.
+        let is_set = self.seat.is_some() && self.set_for_ns <= deadline_ns && self.set_for_ns > RUNG_NS.get();
+        if is_set && self.asker == asker {
+            return Poll::Pending;
+        }
+        self.asker = asker;
         BOARD.with_borrow_mut(|board| {
             let seat = match self.seat {
                 Some(seat) => {

@@ -19,6 +19,8 @@ const POLL_FIRST: u16 = 1;
 pub(in super::super) struct Stream {
     ring: Rc<Ring>,
     file: Rc<OwnedFd>,
+    /// Its number, beside: a call of our own need not go where the file is counted.
+    fd: RawFd,
     read: Option<(Operation, Reading)>,
     write: Option<Operation>,
     /// What lies in the kernel to write only watches.
@@ -60,6 +62,7 @@ impl Stream {
     pub(in super::super) fn new(ring: Rc<Ring>, fd: OwnedFd) -> Self {
         Stream {
             ring,
+            fd: fd.as_raw_fd(),
             file: Rc::new(fd),
             read: None,
             write: None,
@@ -71,7 +74,7 @@ impl Stream {
     }
 
     pub(in super::super) fn as_raw_fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+        self.fd
     }
 
     /// Ready when a read would not wait. Not while a read into the caller's buffer lies in the kernel.
