@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::http::chunk_frame;
 use std::time::Duration;
 
+use common::http::chunk_frame;
+use common::mock::full_port;
 use common::scripted::{chat_reply, healthy_chat, json_answer};
 use common::*;
 use serde_json::{Value, json};
@@ -124,5 +125,24 @@ fn overhead_holds_no_wait_for_a_caller_that_leaves_or_a_provider_that_gives_no_a
     std::thread::sleep(WAIT);
     drop(aborts);
     wait_row(3, "client_gone");
+    gateway.idle_check();
+}
+
+#[test]
+fn overhead_holds_no_wait_for_an_upstream_that_takes_no_connection() {
+    let mock = Mock::start();
+    let setup = Setup::new().upstream("full", "openai", full_port(), r#"["mock", "full"]"#, "connect_timeout: 300ms");
+    let gateway = setup.mock(&mock, r#"["mock"]"#).start();
+    let key = gateway.mint(DEV1);
+
+    gateway.post(&key, CHAT, &chat("full")).expect(504);
+    gateway.post(&key, CHAT, &chat("mock")).expect(200); // by the next that serves it
+    let rows = gateway.wait_rows(2, SOON);
+    let said: Vec<_> = rows.iter().map(|row| (row.model(), row.outcome(), row["forwarded"] == true)).collect();
+    assert_eq!(said, [("full", "timeout", false), ("mock", "completed", true)]);
+    for row in &rows {
+        assert!(row.number("latency_us") >= 250_000, "it was waited for: {}", row.0);
+        assert!(row.number("overhead_us") < row.number("latency_us") / 3, "{}", row.0);
+    }
     gateway.idle_check();
 }

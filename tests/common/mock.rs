@@ -1,6 +1,6 @@
 //! The faulty upstream of `tests/data/mock_upstream.py`, on a port and with a log of its own.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 
 use serde_json::Value;
@@ -117,6 +117,17 @@ fn seen(entry: &Value) -> Seen {
 pub fn free_port() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has free ports");
     listener.local_addr().expect("a bound socket has an address")
+}
+
+/// A port where connecting hangs: its queue is full and nobody takes from it, until this process ends.
+pub fn full_port() -> SocketAddr {
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket can be had");
+    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("loopback has free ports");
+    listener.listen(0).expect("a bound socket listens"); // room for one
+    let addr = listener.local_addr().ok().and_then(|addr| addr.as_socket()).expect("a bound socket has an address");
+    std::mem::forget(TcpStream::connect(addr).expect("the first is taken in"));
+    std::mem::forget(listener);
+    addr
 }
 
 /// A port where connecting is refused: taken by a socket that does not listen, until this process ends.
