@@ -91,8 +91,9 @@ impl Accountant {
     }
 }
 
-/// Takes rows until every core is gone and every ring is empty. Waits.
-pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Box<Row>>>, shared: &Shared, pager: &Pager) {
+/// Takes rows until every core is gone and every ring is empty. Waits. Gives the rows that the disk did not take to the end:
+/// they are lost.
+pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Box<Row>>>, shared: &Shared, pager: &Pager) -> u64 {
     if accountant.sync == Sync::Interval
         && let Err(error) = cpu::wait_for_a_turn()
     {
@@ -118,8 +119,7 @@ pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Box<Row>>>, sh
         accountant.beat(shared, now_ns, taken > 0);
         accountant.converge(shared, now_ns, finished);
         if finished && taken == 0 {
-            accountant.finish(shared);
-            return;
+            return accountant.finish(shared);
         }
         if taken >= BATCH_ROWS {
             continue;
@@ -338,8 +338,8 @@ impl Accountant {
         }
     }
 
-    /// The process ends: the last rows, and where the meters stand.
-    fn finish(&mut self, shared: &Shared) {
+    /// The process ends: the last rows, and where the meters stand. Gives the rows that are lost.
+    fn finish(&mut self, shared: &Shared) -> u64 {
         self.retry_at_ns = 0;
         self.write(shared, clock::mono_ns());
         if let Err(error) = self.log.sync() {
@@ -350,6 +350,7 @@ impl Accountant {
             tracing::error!(rows = self.waiting_rows, "the ledger took no rows until the end; these are lost");
         }
         self.checkpoint();
+        self.waiting_rows
     }
 }
 

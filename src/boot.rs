@@ -63,7 +63,7 @@ const FIRST_LOOK: std::time::Duration = std::time::Duration::from_secs(2);
 /// Cores are pinned only where each has a CPU and some are left for the other threads.
 const PIN_FROM_CPUS: usize = 4;
 
-/// Why the process did not start.
+/// Why the process did not start, or did not stop as it should.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The config does not compile.
@@ -113,6 +113,17 @@ pub enum BootError {
     /// A driver was forced that this machine does not allow.
     #[error("server.driver: {0}")]
     Driver(#[from] io::runtime::DriverError),
+    /// It stopped on a disk that took no rows.
+    #[error(
+        "stopped, but the last {rows} rows are lost: the ledger took none to the end ({reason}); what they spent is in no \
+         budget from the next start on. A disk with room before the stop keeps them"
+    )]
+    RowsLost {
+        /// How many.
+        rows: u64,
+        /// The system's words.
+        reason: String,
+    },
     /// The system refused a thread, a socket or randomness.
     #[error("{0}")]
     System(#[from] std::io::Error),
@@ -243,9 +254,12 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     // Threads.
     let accountant = {
         let (shared, pager) = (shared.clone(), pager.clone());
-        thread("tt-accountant", move || {
-            accountant_core::run(accountant, receivers, &shared, &pager);
-            Ok(())
+        thread("tt-accountant", move || match accountant_core::run(accountant, receivers, &shared, &pager) {
+            0 => Ok(()),
+            rows => {
+                let reason = shared.ledger.trouble().map_or_else(String::new, |trouble| trouble.error);
+                Err(BootError::RowsLost { rows, reason })
+            }
         })?
     };
     let coordinator = match &config.shared_state.redis {
@@ -307,12 +321,16 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         let _ = core.join();
     }
     pager.page();
-    let _ = accountant.join();
-    drop(mark);
+    let written = accountant.join().unwrap_or(Ok(())); // one that panicked has ended the process
+    match &written {
+        Ok(()) => drop(mark),
+        Err(_) => mark.stay(),
+    }
     if let (Some(coordination), Some(coordinator)) = (&shared.coordination, coordinator) {
         coordination.stop();
         let _ = coordinator.join();
     }
+    written?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -14,15 +14,16 @@ use crate::when;
 pub const FILE_NAME: &str = "running";
 
 /// What an end that was not clean can mean, in one sentence.
-pub const MEANING: &str = "requests that were in flight have no row and are in no budget, and after a power loss the rows \
-                           of the last ledger.sync_interval can be missing; everything older is there";
+pub const MEANING: &str = "requests that were in flight, or were answered in the last few milliseconds, have no row and are in \
+                           no budget; the same goes for the last ledger.sync_interval after a power loss, and for rows that \
+                           a full disk did not take; everything older is there";
 
 /// How the process before this one ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastStop {
-    /// It stopped, or there was none.
+    /// It stopped and wrote everything, or there was none.
     Clean,
-    /// It was killed, crashed, or lost its power.
+    /// It was killed, crashed, lost its power, or could not write its last rows.
     Unclean {
         /// When it had started, in its own words.
         started: String,
@@ -32,8 +33,8 @@ pub enum LastStop {
 /// Says that a process runs on this data folder, until it is dropped.
 pub struct RunningMark {
     path: PathBuf,
-    /// The mark was left behind by another process, and nothing was served since: it stays.
-    is_foreign: bool,
+    /// The mark stays: it was left behind by another process, and nothing was served since; or rows of this one are lost.
+    stays: bool,
 }
 
 impl RunningMark {
@@ -45,25 +46,31 @@ impl RunningMark {
             None => LastStop::Clean,
             Some(bytes) => LastStop::Unclean { started: String::from_utf8_lossy(&bytes).trim().to_owned() },
         };
-        let is_foreign = last_stop != LastStop::Clean;
-        if !is_foreign {
+        let stays = last_stop != LastStop::Clean;
+        if !stays {
             write_atomic(&path, format!("{}\n", when::text(now)).as_bytes())?;
         }
-        Ok((RunningMark { path, is_foreign }, last_stop))
+        Ok((RunningMark { path, stays }, last_stop))
     }
 
     /// From here on requests are served: the mark is of this process.
     pub fn serves(&mut self, now: WallMs) -> Result<(), LedgerError> {
-        if std::mem::take(&mut self.is_foreign) {
+        if std::mem::take(&mut self.stays) {
             write_atomic(&self.path, format!("{}\n", when::text(now)).as_bytes())?;
         }
         Ok(())
+    }
+
+    /// The process ends without having written everything, for the next one to tell of. The mark is there already, so that
+    /// this needs no room on a disk that has none.
+    pub fn stay(mut self) {
+        self.stays = true;
     }
 }
 
 impl Drop for RunningMark {
     fn drop(&mut self) {
-        if self.is_foreign {
+        if self.stays {
             return;
         }
         if let Err(error) = std::fs::remove_file(&self.path) {
@@ -94,6 +101,16 @@ mod tests {
         std::mem::forget(mark); // killed
         let (_, last_stop) = RunningMark::set(&folder, WallMs(3_000)).unwrap();
         assert_eq!(last_stop, LastStop::Unclean { started: "1970-01-01T00:00:02.000Z".to_owned() });
+    }
+
+    #[test]
+    fn a_mark_stays_when_rows_are_lost() {
+        let folder = folder("lost");
+        let (mut mark, _) = RunningMark::set(&folder, WallMs(1_000)).unwrap();
+        mark.serves(WallMs(1_000)).unwrap();
+        mark.stay();
+        let (_, last_stop) = RunningMark::set(&folder, WallMs(2_000)).unwrap();
+        assert_eq!(last_stop, LastStop::Unclean { started: "1970-01-01T00:00:01.000Z".to_owned() });
     }
 
     #[test]

@@ -376,6 +376,35 @@ fn a_full_disk_stops_no_request_and_forgets_no_row() {
 }
 
 #[test]
+fn a_stop_on_a_full_disk_says_what_is_lost() {
+    let Some(disk) = SmallDisk::mount(512) else {
+        eprintln!("not root: a small disk cannot be mounted, so this machine does not run this test's subject");
+        return;
+    };
+    let mock = Mock::start();
+    let setup = Setup::with_mock(&mock).ledger("sync", "always").data_dir(disk.path().join("data"));
+    let gateway = setup.start();
+    let key = gateway.mint(DEV1);
+    disk.fill();
+    let health = |gateway: &Gateway| gateway.admin_get("/tt/api/v1/governance/health").expect(200).json();
+    until("the disk to be full", SOON, || {
+        gateway.post(&key, CHAT, &chat("mock")).expect(200); // held by no disk, under `always` either
+        health(&gateway)["ledger"]["state"] == "disk_full"
+    });
+    let waiting = health(&gateway)["ledger"]["waiting_rows"].as_u64().expect("a number");
+    assert!(waiting > 0);
+    assert_eq!(gateway.stop(SOON).code(), Some(2));
+    until("it to say so", SOON, || gateway.log_text().contains("rows are lost: the ledger took none to the end"));
+
+    disk.empty();
+    let gateway = setup.start();
+    let last_stop = health(&gateway)["ledger"]["last_stop"].clone();
+    assert!(last_stop["note"].as_str().is_some_and(|note| note.contains("a full disk did not take")), "{last_stop}");
+    assert_eq!((last_stop["clean"].clone(), gateway.stop(SOON).success()), (json!(false), true));
+    assert_eq!(health(&setup.start())["ledger"]["last_stop"]["clean"], true);
+}
+
+#[test]
 fn slow_heads_and_stalled_readers_leave_other_callers_alone() {
     let mock = Mock::start();
     let gateway = Setup::with_mock(&mock).cores(1).server("head_timeout", "60s").start();

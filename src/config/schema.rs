@@ -217,7 +217,8 @@ pub struct Ledger {
     /// Folder under `data_dir`.
     #[schemars(extend("default" = "ledger"))]
     pub dir: Given<Text>,
-    /// interval commits rows in groups; always puts a row on disk before the last byte of its answer.
+    /// interval commits rows in groups; always puts a row on disk before the last byte of its answer. A disk that takes
+    /// nothing holds no answer under either: rows wait in memory, and the health page and the metrics say so.
     #[schemars(extend("default" = "interval"))]
     pub sync: Given<Sync>,
     /// Rows of at most this long are at risk when power is lost.
