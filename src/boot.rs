@@ -101,7 +101,7 @@ pub enum BootError {
     #[error("shared_state.redis: {0}")]
     Redis(TlsError),
     /// A port cannot be had.
-    #[error("{key} {address}: {reason}")]
+    #[error("{key} {address}: {reason}; {}", listen_remedy(reason))]
     Listen {
         /// The config key.
         key: &'static str,
@@ -127,6 +127,16 @@ pub enum BootError {
     /// The system refused a thread, a socket or randomness.
     #[error("{0}")]
     System(#[from] std::io::Error),
+}
+
+fn listen_remedy(reason: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
+    match reason.kind() {
+        AddrInUse => "something listens there (`ss -ltnp` shows what): stop it, or name another port",
+        AddrNotAvailable => "name an address that this machine has, or 0.0.0.0 for all of them",
+        PermissionDenied => "ports below 1024 are not for every user: name another, or grant CAP_NET_BIND_SERVICE",
+        _ => "name another address",
+    }
 }
 
 /// `tokentriage run`.

@@ -566,6 +566,21 @@ fn a_command_line_that_is_not_understood_ends_with_1_and_help_with_0() {
 }
 
 #[test]
+fn a_port_that_is_taken_is_named_with_a_remedy() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has free ports");
+    let taken = taken.local_addr().map(|addr| (taken, addr)).expect("a listener has an address");
+    for (key, other) in [("listen", "admin_listen"), ("admin_listen", "listen")] {
+        let folder = folder();
+        let text = format!("{UPSTREAMS}server: {{ {key}: \"{}\", {other}: \"127.0.0.1:0\" }}\n", taken.1);
+        std::fs::write(folder.join("tt.yaml"), text).expect("the file can be written");
+        let ended = tokentriage(&folder, &["run", "-c", "tt.yaml"]);
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        let said = format!("server.{key} {}: Address already in use (os error 98); something listens there", taken.1);
+        assert!(ended.stderr.contains(&said) && ended.stderr.contains("name another port"), "{}", ended.stderr);
+    }
+}
+
+#[test]
 fn completions_and_man_pages_know_every_command() {
     let folder = folder();
     for shell in ["bash", "zsh", "fish"] {

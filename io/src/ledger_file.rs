@@ -50,7 +50,7 @@ pub enum LedgerError {
     #[error("{} does not hold a ledger id; restore it, or remove it to have a new one minted", path.display())]
     MalformedId { path: PathBuf },
     /// The machine's: disk full, I/O error, permissions.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}: {source}{}", path.display(), remedy(source))]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
@@ -60,6 +60,19 @@ impl LedgerError {
         use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
         matches!(self, LedgerError::Io { source, .. }
             if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge))
+    }
+}
+
+/// What the operator can do about it, where the system's words do not say.
+fn remedy(error: &io::Error) -> &'static str {
+    use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match error.kind() {
+        PermissionDenied => "; give this user the folder, or name another data_dir",
+        ReadOnlyFilesystem => "; name a data_dir that can be written to",
+        StorageFull => "; make room there",
+        QuotaExceeded => "; raise this user's quota, or make room",
+        FileTooLarge => "; raise the limit of a file's size (ulimit -f)",
+        _ => "",
     }
 }
 
@@ -307,5 +320,20 @@ pub(crate) mod tests {
         assert_eq!(folder.segments().unwrap().len(), 1);
         assert!(!folder.rollup_path(1).exists());
         folder.remove_segment(1).unwrap(); // twice is once
+    }
+
+    #[test]
+    fn what_the_system_refuses_is_said_with_what_to_do() {
+        for (code, wanted) in [
+            (libc::EACCES, "cannot open /l: Permission denied (os error 13); give this user the folder"),
+            (libc::ENOSPC, "No space left on device (os error 28); make room there"),
+            (libc::EROFS, "name a data_dir that can be written to"),
+            (libc::EDQUOT, "raise this user's quota"),
+            (libc::EFBIG, "ulimit -f"),
+        ] {
+            let refused: io::Result<()> = Err(io::Error::from_raw_os_error(code));
+            let said = refused.doing("open", Path::new("/l")).unwrap_err().to_string();
+            assert!(said.contains(wanted), "{said}");
+        }
     }
 }
