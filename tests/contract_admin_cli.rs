@@ -112,6 +112,25 @@ fn the_command_line_and_the_port_give_the_same_answer() {
     gateway.idle_check();
 }
 
+#[test]
+fn an_amount_that_lacks_unpriced_calls_says_so_beside_itself() {
+    let mock = Mock::start();
+    let gateway = Setup::new().mock(&mock, r#"["mock*", "unpriced-*"]"#).start();
+    let key = gateway.mint(DEV1);
+    for model in ["mock", "unpriced-1", "unpriced-1"] {
+        gateway.post(&key, CHAT, &chat(model)).expect(200);
+    }
+    gateway.wait_rows(3, SOON);
+    let (_, table, _) = cli(&gateway, &["query", "--group-by", "model"]);
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    let ends = |line: usize| (lines[line][0], lines[line][1], lines[line][7], lines[line].get(8).copied());
+    assert_eq!(ends(0), ("MODEL", "REQUESTS", "USD", Some("UNPRICED")), "{table}");
+    let groups = [ends(1), ends(2)];
+    assert!(groups.contains(&("unpriced-1", "2", "0", Some("2"))), "{table}");
+    assert!(groups.contains(&("mock", "1", "0.000446", Some("0"))), "{table}");
+    assert_eq!(ends(3), ("total", "3", "0.000446", Some("2")), "{table}");
+}
+
 /// What failed is an error wherever it failed; a refusal and a caller that left are none.
 #[test]
 fn an_answer_that_was_cut_is_an_error_of_the_query() {

@@ -106,11 +106,15 @@ fn as_table(spend: &Spend) -> String {
     let mut columns: Vec<(&str, Align)> = headings.iter().map(|name| (name.as_str(), Align::Left)).collect();
     let sums = ["REQUESTS", "REFUSED", "ERRORS", "INPUT", "CACHED", "OUTPUT", "USD"];
     columns.extend(sums.map(|name| (name, Align::Right)));
+    // Beside the amount that lacks them, where a script that keeps the table alone finds it.
+    let has_unpriced = spend.total.unpriced > 0;
+    columns.extend(has_unpriced.then_some(("UNPRICED", Align::Right)));
     let numbers = |sums: &Sums| {
         let tokens = &sums.tokens;
         let counts = [sums.requests, sums.refusals, sums.errors, tokens.input, tokens.cached_input, tokens.output]
             .map(|n| n.to_string());
-        counts.into_iter().chain([usd(sums.cost_nanousd)]).collect::<Vec<_>>()
+        let unpriced = has_unpriced.then(|| sums.unpriced.to_string());
+        counts.into_iter().chain([usd(sums.cost_nanousd)]).chain(unpriced).collect::<Vec<_>>()
     };
     let mut lines: Vec<Vec<String>> = spend
         .groups
