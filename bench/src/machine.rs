@@ -1,7 +1,6 @@
 //! The machine, and what runs where on it. Printed before every run and kept in every report.
 
 use std::fs;
-use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +13,7 @@ pub struct Machine {
     pub cpus: usize,
     pub memory_gib: u64,
     pub kernel: String,
-    /// Of the working copy the harness was built in; `+` when files differ from it.
+    /// What the harness was built from, fixed then by `build.rs`; `+` when its files differed from the commit.
     pub commit: String,
     /// Whether this is a release build of the harness.
     pub is_release: bool,
@@ -37,7 +36,7 @@ impl Machine {
             cpus: sys::usable_cpus().len(),
             memory_gib: memory_kib.div_ceil(1024 * 1024),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            commit: commit(),
+            commit: env!("BENCH_COMMIT").to_owned(),
             is_release: !cfg!(debug_assertions),
             load_average: load.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
         }
@@ -48,24 +47,9 @@ impl Machine {
     pub fn describe(&self) -> String {
         let build = if self.is_release { "" } else { "; DEBUG build: numbers mean nothing" };
         format!(
-            "{} × {}, {} GiB, Linux {}, commit {}, load average {:.2}{build}",
+            "{} × {}, {} GiB, Linux {}, harness of commit {}, load average {:.2}{build}",
             self.cpus, self.cpu, self.memory_gib, self.kernel, self.commit, self.load_average
         )
-    }
-}
-
-fn commit() -> String {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    match git(&["rev-parse", "--short=10", "HEAD"]) {
-        None => "unknown".to_owned(),
-        Some(commit) => {
-            let is_changed =
-                git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|list| !list.is_empty());
-            if is_changed { commit + "+" } else { commit }
-        }
     }
 }
 
@@ -104,6 +88,13 @@ impl Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_harness_names_the_commit_it_was_built_from() {
+        let commit = Machine::here().commit;
+        let is_hash = |text: &str| text.len() >= 10 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(commit == "unknown" || is_hash(commit.trim_end_matches('+')), "{commit}");
+    }
 
     #[test]
     fn the_gateway_has_its_cpus_to_itself_where_there_are_enough() {

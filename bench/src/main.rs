@@ -2,6 +2,7 @@
 //!
 //! It shares no HTTP code with the gateway, so that it cannot share its faults. Start reading at `run`.
 
+mod builds;
 mod cli;
 mod compare;
 mod load;
@@ -113,10 +114,13 @@ fn write_page(path: &Path, runs: &[Results]) -> Result<()> {
 
 /// Runs scenarios and prints what they found, each as soon as it is known.
 fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) -> Result<Results> {
-    let scenarios = names.into_iter().map(Scenario::find).collect::<Result<Vec<_>>>()?;
     let mut options = options(common)?;
-    let targets = scenarios.iter().flat_map(|scenario| &scenario.cells).map(|cell| &cell.target).chain(&common.also);
+    let scenarios = names.into_iter().map(|name| run::chosen(Scenario::find(name)?, &options));
+    let scenarios = scenarios.collect::<Result<Vec<_>>>()?;
+    let targets = scenarios.iter().flat_map(|scenario| &scenario.cells).map(|cell| &cell.target);
     let specs = targets.map(|target| Spec::parse(target)).collect::<Result<Vec<_>>>()?;
+    let ours = specs.iter().filter(|spec| spec.is_ours());
+    let builds = builds::of(ours.map(|spec| targets::binary(spec, &options.binary, &options.counting_binary)));
     if !specs.iter().any(Spec::is_elsewhere) {
         // Before the first thread. No firewall rule and no connection tracking of the host is measured then, and nobody
         // outside can reach what is started. Where it is refused, the run says so.
@@ -125,12 +129,13 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
     let progress = Progress::new();
     let machine = Machine::here();
     progress.line(&machine.describe());
+    builds.iter().for_each(|build| progress.line(&build.describe()));
     if !options.is_private_network {
         progress.line("in the host's own network: its firewall rules are measured too");
     }
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let began_s = began.map_or(0, |since| since.as_secs());
-    let mut results = Results { format: FORMAT, began_s, machine, scenarios: Vec::new() };
+    let mut results = Results { format: FORMAT, began_s, machine, builds, scenarios: Vec::new() };
     for scenario in &scenarios {
         let result = run::scenario(scenario, &options, &progress)?;
         println!("\n{}: {}\n{}", result.name, result.notes.join("; "), table::cells(&result));

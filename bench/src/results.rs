@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::builds::Build;
 use crate::machine::{Machine, Placement};
 use crate::scenario::{Ratio, Scenario};
 use crate::stats::Spread;
@@ -20,6 +21,9 @@ pub struct Results {
     /// Unix seconds.
     pub began_s: u64,
     pub machine: Machine,
+    /// Our gateway's files that were measured. Files of before this was kept have none.
+    #[serde(default)]
+    pub builds: Vec<Build>,
     pub scenarios: Vec<ScenarioResult>,
 }
 
@@ -182,6 +186,7 @@ pub mod tests {
             format: FORMAT,
             began_s: 0,
             machine: Machine::default(),
+            builds: Vec::new(),
             scenarios: vec![ScenarioResult {
                 scenario: Scenario::parse("made", &text).unwrap(),
                 name: "made".to_owned(),
@@ -224,6 +229,13 @@ pub mod tests {
         assert_eq!(Standing::of(&least, Some(1.3)), Standing::Aim);
         assert_eq!(Standing::of(&least, Some(1.1)), Standing::Met);
         assert_eq!(Standing::of(&least, Some(0.9)), Standing::Missed);
+    }
+
+    #[test]
+    fn a_result_of_before_builds_were_kept_is_still_read() {
+        let mut old = serde_json::to_value(made(&[("a", "rps", &[1.0])])).unwrap();
+        old.as_object_mut().unwrap().remove("builds");
+        assert!(serde_json::from_value::<Results>(old).unwrap().builds.is_empty());
     }
 
     #[test]

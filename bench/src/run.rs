@@ -85,8 +85,8 @@ impl Progress {
     }
 }
 
-pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> Result<ScenarioResult> {
-    let mut scenario = scenario.clone();
+/// What the command line makes of a scenario: its rounds, its windows, and the cells that are measured.
+pub fn chosen(mut scenario: Scenario, options: &Options) -> Result<Scenario> {
     scenario.rounds = options.rounds.unwrap_or(scenario.rounds);
     scenario.window_ms = options.window_ms.unwrap_or(scenario.window_ms);
     for target in &options.also {
@@ -106,6 +106,11 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
     if scenario.cells.is_empty() {
         return Err(Trouble(format!("nothing of the scenario {} is left to measure", scenario.name)));
     }
+    Ok(scenario)
+}
+
+/// Measures a scenario, as it was chosen.
+pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> Result<ScenarioResult> {
     let folder = Folder::new()?;
     let cpus = sys::usable_cpus();
     let gateway_cores =
@@ -179,7 +184,7 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
     let mut known = BTreeMap::new();
     let mut rates = Vec::new();
     for index in 0..cells.len() {
-        rates.push(rate(index, &cells, &scenario, &provider, &mut known, progress)?);
+        rates.push(rate(index, &cells, scenario, &provider, &mut known, progress)?);
     }
     for (cell, rate) in cells.iter_mut().zip(rates) {
         if let Some(target) = &cell.target {
@@ -190,17 +195,17 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
     for cell in &mut cells {
         prime(cell, progress)?;
     }
-    rounds(&scenario, &mut cells, &mut redis, progress)?;
+    rounds(scenario, &mut cells, &mut redis, progress)?;
     std::thread::sleep(AFTER_LOAD.min(Duration::from_millis(scenario.window_ms)));
     for cell in &mut cells {
-        take_facts(cell, &scenario, progress, &mut notes)?;
+        take_facts(cell, scenario, progress, &mut notes)?;
     }
     progress.clear();
     notes.push(format!("the provider answered {} requests", table::number(provider.answered() as f64, 0)));
     Ok(ScenarioResult {
         name: scenario.name.clone(),
         cells: cells.into_iter().map(|cell| cell.result).collect(),
-        scenario,
+        scenario: scenario.clone(),
         notes,
     })
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::process::Process;
 use crate::trouble::{Result, Trouble, trouble};
 
-pub use ours::validate;
+pub use ours::{binary, validate};
 pub use peers::{PEERS, find as find_peer, install};
 
 /// A parsed name.
@@ -105,6 +105,11 @@ impl Spec {
         self.option(name).map_or(Ok(default), |text| {
             text.parse().map_err(|_| Trouble(format!("{name}={text} in a target: not a number")))
         })
+    }
+
+    /// Whether it is a build of our gateway.
+    pub fn is_ours(&self) -> bool {
+        matches!(self.base, Base::Plain | Base::Governed)
     }
 
     /// Whether it runs already, so that it must be reached through the host's network.

@@ -36,6 +36,9 @@ pub fn page(runs: &[Results]) -> String {
     );
     for run in runs {
         let _ = write!(html, "<p class=\"note\">{}</p>", escape(&run.machine.describe()));
+        for build in &run.builds {
+            let _ = write!(html, "<p class=\"note\">{}</p>", escape(&build.describe()));
+        }
     }
     let ratios = table::ratios(runs.iter().flat_map(|run| &run.scenarios));
     if !ratios.is_empty() {
@@ -88,13 +91,16 @@ fn curve(cell: &CellResult) -> Option<(String, Vec<(f64, f64)>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::builds::Build;
     use crate::results::tests::{made, ratio};
 
     #[test]
     fn the_page_stands_alone_and_shows_ratios_tables_and_plots() {
         let mut results = made(&[("a", "cpu_us", &[10.0, 11.0, -1.0]), ("b<", "cpu_us", &[20.0, 22.0, 21.0])]);
         results.scenarios[0].scenario.ratios = vec![ratio("a", "b<")];
+        results.builds = vec![Build { path: "/old/tokentriage".into(), sha256: "0123456789ab".into() }];
         let page = page(&[results]);
+        assert!(page.contains("/old/tokentriage, SHA-256 0123456789ab"));
         assert!(page.contains("aim reached"));
         assert_eq!(page.matches("<svg").count(), 2, "one strip plot, one curve");
         assert_eq!(page.matches("<circle").count(), 5, "the invalid window is no dot");

@@ -22,11 +22,7 @@ const LISTEN_WITHIN: Duration = Duration::from_secs(30);
 const USERS_PER_TEAM: usize = 100;
 
 pub fn start(spec: &Spec, folder: &Path, around: &Surroundings) -> std::result::Result<Target, Absent> {
-    let binary = match spec.option("binary") {
-        Some(path) => Path::new(path),
-        None if spec.has("counting") => around.counting_binary,
-        None => around.binary,
-    };
+    let binary = binary(spec, around.binary, around.counting_binary);
     if !binary.exists() {
         let how = if spec.has("counting") {
             "cargo build --release --features count-allocations --target-dir target/counting"
@@ -72,6 +68,15 @@ pub fn start(spec: &Spec, folder: &Path, around: &Surroundings) -> std::result::
         is_mocked: true,
         is_counting,
     })
+}
+
+/// Which build a target of ours runs.
+pub fn binary<'a>(spec: &'a Spec, present: &'a Path, counting: &'a Path) -> &'a Path {
+    match spec.option("binary") {
+        Some(path) => Path::new(path),
+        None if spec.has("counting") => counting,
+        None => present,
+    }
 }
 
 /// Whether the gateway itself accepts the configuration of a target.
