@@ -247,7 +247,8 @@ impl Scenario {
         }
         let text = std::fs::read_to_string(path).whilst(|| format!("cannot read the scenario {name}"))?;
         let name = path.file_stem().map_or_else(|| name.to_owned(), |stem| stem.to_string_lossy().into_owned());
-        Self::parse(&name, &text)
+        // Two files in different folders may have the same name, so the whole path is told.
+        Self::parse(&name, &text).whilst(|| path.display().to_string())
     }
 
     pub fn parse(name: &str, text: &str) -> Result<Self> {
@@ -261,6 +262,9 @@ impl Scenario {
         let cells: Vec<&str> = scenario.cells.iter().map(|cell| cell.name.as_str()).collect();
         if let Some(twice) = cells.iter().enumerate().find(|(index, name)| cells[..*index].contains(name)) {
             return Err(Trouble(format!("the scenario {name}: two cells are called {}; give one a name", twice.1)));
+        }
+        if scenario.rounds == 0 || scenario.window_ms == 0 {
+            return Err(Trouble(format!("the scenario {name}: rounds and window_ms must be at least 1")));
         }
         for ratio in &scenario.ratios {
             for cell in [Some(&ratio.of), ratio.over.as_ref()].into_iter().flatten() {
@@ -302,7 +306,18 @@ mod tests {
         assert!(unknown.contains("cellz"), "{unknown}");
         let twice = Scenario::parse("x", "{ about: x, cells: [{ target: direct }, { target: direct }] }").unwrap_err();
         assert!(twice.to_string().contains("two cells are called direct"), "{twice}");
+        let never = Scenario::parse("x", "{ about: x, rounds: 0, cells: [{ target: direct }] }").unwrap_err();
+        assert!(never.to_string().contains("at least 1"), "{never}");
         let ratio = "{ about: x, cells: [{ target: direct }], ratios: [{ name: r, measure: rps, of: nginx }] }";
         assert!(Scenario::parse("x", ratio).unwrap_err().to_string().contains("names no cell nginx"));
+    }
+
+    #[test]
+    fn a_mistake_in_a_file_is_told_with_its_path() {
+        let path = std::env::temp_dir().join(format!("bench-scenario-{}.toml", std::process::id()));
+        std::fs::write(&path, "about = 1").unwrap();
+        let error = Scenario::find(path.to_str().unwrap()).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(error.starts_with(path.to_str().unwrap()), "{error}");
     }
 }
