@@ -7,6 +7,7 @@
 use crate::report::table;
 use crate::results::{CellResult, Results};
 use crate::stats::Spread;
+use crate::trouble::{Result, trouble};
 
 const LEAST_SHARE: f64 = 0.03;
 const LEAST_FACT_SHARE: f64 = 0.10;
@@ -62,8 +63,13 @@ fn fact_verdict(measure: &str, old: f64, new: f64) -> Verdict {
     direction(measure, one(old), one(new))
 }
 
-/// A table of what moved, and how many measures did not. The number of moved ones comes with it.
-pub fn compare(old: &Results, new: &Results) -> (String, usize) {
+/// A table of what moved, and how many measures did not. The number of moved ones comes with it. An error when the two
+/// have nothing in common.
+pub fn compare(old: &Results, new: &Results) -> Result<(String, usize)> {
+    if pairs(old, new).next().is_none() {
+        let (old, new) = (cells(old), cells(new));
+        return trouble(format!("nothing to compare: no cell is in both\n  old: {old}\n  new: {new}"));
+    }
     let mut rows = vec![["", "measure", "old", "new", "change", ""].map(str::to_owned).to_vec()];
     let (mut same, mut too_few) = (0, 0);
     for (scenario, name, before, after) in pairs(old, new) {
@@ -94,7 +100,14 @@ pub fn compare(old: &Results, new: &Results) -> (String, usize) {
         }
     }
     let moved = rows.len() - 1;
-    let mut text = if moved == 0 { "Nothing moved beyond noise.\n".to_owned() } else { table::aligned(&rows) };
+    if moved + same + too_few == 0 {
+        return trouble("nothing to compare: no cell that is in both has a valid window in both");
+    }
+    let mut text = match (moved, same) {
+        (0, 0) => "Too few windows to tell what moved.\n".to_owned(),
+        (0, _) => "Nothing moved beyond noise.\n".to_owned(),
+        _ => table::aligned(&rows),
+    };
     text += &format!("{moved} moved, {same} did not");
     if too_few > 0 {
         text += &format!(", {too_few} have fewer than {LEAST_WINDOWS} valid windows");
@@ -102,7 +115,17 @@ pub fn compare(old: &Results, new: &Results) -> (String, usize) {
     if old.machine.cpu != new.machine.cpu || old.machine.kernel != new.machine.kernel {
         text += "\nThe two were measured on different machines or kernels: this compares those, too";
     }
-    (text + ".\n", moved)
+    Ok((text + ".\n", moved))
+}
+
+/// What a result has, scenario by scenario.
+fn cells(results: &Results) -> String {
+    let scenarios = results.scenarios.iter().map(|scenario| {
+        let names: Vec<&str> = scenario.cells.iter().map(|cell| cell.name.as_str()).collect();
+        format!("{} ({})", scenario.name, names.join(", "))
+    });
+    let scenarios: Vec<String> = scenarios.collect();
+    if scenarios.is_empty() { "nothing".to_owned() } else { scenarios.join(", ") }
 }
 
 /// Cells that both have.
@@ -151,7 +174,7 @@ mod tests {
     #[test]
     fn a_result_compared_with_itself_has_not_moved() {
         let results = made(&[("a", "cpu_us", &[10.0, 11.0, 12.0]), ("b", "rps", &[5.0, 6.0, 7.0])]);
-        let (text, moved) = compare(&results, &results);
+        let (text, moved) = compare(&results, &results).unwrap();
         assert_eq!(moved, 0);
         assert!(text.starts_with("Nothing moved beyond noise.\n0 moved, 2 did not."), "{text}");
     }
@@ -160,8 +183,22 @@ mod tests {
     fn what_moved_is_listed_with_its_change() {
         let old = made(&[("a", "cpu_us", &[10.0, 10.0, 10.0])]);
         let new = made(&[("a", "cpu_us", &[20.0, 20.0, 20.0])]);
-        let (text, moved) = compare(&old, &new);
+        let (text, moved) = compare(&old, &new).unwrap();
         assert_eq!(moved, 1);
         assert!(text.contains("made: a") && text.contains("+100.0 %") && text.contains("WORSE"), "{text}");
+    }
+
+    #[test]
+    fn two_results_without_a_common_cell_are_not_compared() {
+        let old = made(&[("a", "cpu_us", &[10.0; 3])]);
+        let new = made(&[("b", "cpu_us", &[10.0; 3]), ("c", "cpu_us", &[10.0; 3])]);
+        let error = compare(&old, &new).unwrap_err().to_string();
+        assert_eq!(error, "nothing to compare: no cell is in both\n  old: made (a)\n  new: made (b, c)");
+    }
+
+    #[test]
+    fn what_failed_in_one_of_them_is_not_compared() {
+        let error = compare(&made(&[("a", "rps", &[5.0; 3])]), &made(&[("a", "rps", &[-5.0; 3])])).unwrap_err();
+        assert!(error.to_string().contains("a valid window in both"), "{error}");
     }
 }

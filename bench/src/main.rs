@@ -68,7 +68,7 @@ fn command(command: Command) -> Result<()> {
             Ok(())
         }
         Command::Compare(args) => {
-            let (text, moved) = compare::compare(&Results::read(&args.old)?, &Results::read(&args.new)?);
+            let (text, moved) = compare::compare(&Results::read(&args.old)?, &Results::read(&args.new)?)?;
             print!("{text}");
             if args.fail && moved > 0 { Err(Trouble(format!("{moved} measures moved"))) } else { Ok(()) }
         }

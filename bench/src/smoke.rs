@@ -65,7 +65,7 @@ pub fn judge(results: &Results) -> Result<()> {
     let file = folder.path().join("smoke.json");
     results.write(&file)?;
     let read = Results::read(&file)?;
-    let (text, moved) = compare::compare(results, &read);
+    let (text, moved) = compare::compare(results, &read)?;
     if moved > 0 {
         return trouble(format!("a result differs from itself:\n{text}"));
     }
