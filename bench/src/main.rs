@@ -103,8 +103,8 @@ fn targets() {
     }
     println!("http://HOST:PORT[/PATH]  something that runs already");
     println!("\noptions, as in governed+limits=20+driver=epoll:");
-    for (name, whose, what) in targets::OPTIONS {
-        println!("  {name:<11} {whose:<18} {what}");
+    for targets::TargetOption { name, whose, about, .. } in targets::OPTIONS {
+        println!("  {name:<11} {whose:<18} {about}");
     }
 }
 

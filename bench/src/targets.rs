@@ -39,21 +39,58 @@ pub enum Base {
     Url(String),
 }
 
-/// Every option, where it applies, and what it does: the text of `bench targets`.
-pub const OPTIONS: &[(&str, &str, &str)] = &[
-    ("driver", "ours", "io_uring or epoll; auto when left out"),
-    ("cores", "all that we start", "data cores or workers; 1 when left out"),
-    ("limits", "governed", "how many local limits apply, 0 to 20; 5 when left out"),
-    ("shadow", "governed", "limits count and refuse nothing"),
-    ("refuse", "governed", "the first limit refuses every request"),
-    ("store", "governed", "local, share or redis for the limit on requests per minute"),
-    ("sync", "ours", "ledger: interval or always"),
-    ("binary", "ours", "another build of the gateway, by its path"),
-    ("counting", "ours", "the build that counts allocations"),
-    ("unbuffered", "nginx", "passes streams on as they come"),
-    ("governed", "peers", "with a key and a limit on requests per minute, where the peer has such"),
-    ("n", "all", "nothing; tells two cells of the same target apart, as in A against A"),
+/// Something about a target that its name can say.
+pub struct TargetOption {
+    pub name: &'static str,
+    /// Where it applies, in words.
+    pub whose: &'static str,
+    applies: fn(&Base) -> bool,
+    /// What it does.
+    pub about: &'static str,
+}
+
+/// Every option: the text of `bench targets`.
+pub const OPTIONS: &[TargetOption] = &[
+    option("driver", OURS, Base::is_ours, "io_uring or epoll; auto when left out"),
+    option("cores", "all but direct", |base| *base != Base::Direct, "data cores or workers; 1 when left out"),
+    option("limits", GOVERNED, Base::is_governed, "how many local limits apply, 0 to 20; 5 when left out"),
+    option("shadow", GOVERNED, Base::is_governed, "limits count and refuse nothing"),
+    option("refuse", GOVERNED, Base::is_governed, "the first limit refuses every request"),
+    option("store", GOVERNED, Base::is_governed, "local, share or redis for the limit on requests per minute"),
+    option("sync", OURS, Base::is_ours, "ledger: interval or always"),
+    option("binary", OURS, Base::is_ours, "another build of the gateway, by its path"),
+    option("counting", OURS, Base::is_ours, "the build that counts allocations"),
+    option("unbuffered", "nginx", |base| *base == Base::Peer("nginx"), "passes streams on as they come"),
+    option("governed", "ferrogw, litellm", Base::is_llm_peer, "with a key and a limit on requests per minute"),
+    option("n", "all", |_| true, "nothing; tells two cells of the same target apart, as in A against A"),
 ];
+
+const OURS: &str = "plain, governed";
+const GOVERNED: &str = "governed";
+
+const fn option(
+    name: &'static str,
+    whose: &'static str,
+    applies: fn(&Base) -> bool,
+    about: &'static str,
+) -> TargetOption {
+    TargetOption { name, whose, applies, about }
+}
+
+impl Base {
+    fn is_ours(&self) -> bool {
+        matches!(self, Base::Plain | Base::Governed)
+    }
+
+    fn is_governed(&self) -> bool {
+        *self == Base::Governed
+    }
+
+    /// Those that know keys and limits; the others are proxies.
+    fn is_llm_peer(&self) -> bool {
+        matches!(self, Base::Peer("ferrogw" | "litellm"))
+    }
+}
 
 impl Spec {
     pub fn parse(text: &str) -> Result<Self> {
@@ -80,8 +117,13 @@ impl Spec {
         let mut options = BTreeMap::new();
         for part in parts {
             let (name, value) = part.split_once('=').unwrap_or((part, "yes"));
-            if !OPTIONS.iter().any(|(known, ..)| *known == name) {
+            let Some(option) = OPTIONS.iter().find(|option| option.name == name) else {
                 return trouble(format!("no option {name:?} in target {text:?}; see `bench targets`"));
+            };
+            // A cell that is called after an option it does not have would be read as if it had.
+            if !(option.applies)(&base) {
+                let whose = option.whose;
+                return trouble(format!("target {text:?}: the option {name:?} does not apply here; it is for {whose}"));
             }
             options.insert(name.to_owned(), value.to_owned());
         }
@@ -109,7 +151,7 @@ impl Spec {
 
     /// Whether it is a build of our gateway.
     pub fn is_ours(&self) -> bool {
-        matches!(self.base, Base::Plain | Base::Governed)
+        self.base.is_ours()
     }
 
     /// Whether it runs already, so that it must be reached through the host's network.
@@ -275,6 +317,22 @@ mod tests {
         assert!(Spec::parse("nginx+workers=2").unwrap_err().to_string().contains("no option \"workers\""));
         assert!(Spec::parse("caddy").unwrap_err().to_string().contains("no target \"caddy\""));
         assert!(Spec::parse("nginx+cores=two").unwrap().cores().is_err());
+    }
+
+    #[test]
+    fn an_option_that_does_not_apply_to_a_target_is_refused() {
+        let refused = |text: &str| Spec::parse(text).unwrap_err().to_string();
+        assert_eq!(
+            refused("nginx+limits=3"),
+            "target \"nginx+limits=3\": the option \"limits\" does not apply here; it is for governed"
+        );
+        for target in ["direct+driver=epoll", "plain+refuse", "haproxy+unbuffered", "nginx+governed", "direct+cores=2"]
+        {
+            assert!(refused(target).contains("does not apply here"), "{target}");
+        }
+        for target in ["plain+sync=always", "nginx+unbuffered+cores=2", "litellm+governed", "direct+n=2"] {
+            assert!(Spec::parse(target).is_ok(), "{target}");
+        }
     }
 
     #[test]
