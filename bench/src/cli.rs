@@ -1,6 +1,7 @@
 //! The command line, with a help text that teaches.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -63,10 +64,10 @@ pub struct RunArgs {
 #[derive(Clone, Debug, Args)]
 pub struct Common {
     /// Measure each cell so often, in turn with the others
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one::<u32>)]
     pub rounds: Option<u32>,
     /// How long a window counts, in milliseconds
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = at_least_one::<u64>)]
     pub window_ms: Option<u64>,
     /// Only cells whose name contains one of these words
     #[arg(long, value_name = "WORD,…", value_delimiter = ',')]
@@ -135,4 +136,27 @@ pub struct MockArgs {
     /// Pause between two frames, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0)]
     pub gap_us: u64,
+}
+
+/// Nothing is measured in no rounds or in no time.
+fn at_least_one<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
+    match text.parse::<T>() {
+        Ok(number) if number >= T::from(1) => Ok(number),
+        Ok(_) => Err("it must be at least 1".to_owned()),
+        Err(_) => Err("not a whole number from 1 on".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_rounds_and_windows_of_no_length_are_refused() {
+        let run = |argument: &str| Cli::try_parse_from(["bench", "run", "steady", argument]);
+        assert!(run("--rounds=0").unwrap_err().to_string().contains("--rounds <N>': it must be at least 1"));
+        assert!(run("--window-ms=0").unwrap_err().to_string().contains("it must be at least 1"));
+        assert!(run("--window-ms=-5").unwrap_err().to_string().contains("not a whole number from 1 on"));
+        assert!(run("--rounds=1").is_ok());
+    }
 }

@@ -8,6 +8,7 @@ mod compare;
 mod load;
 mod machine;
 mod measure;
+mod outcome;
 mod process;
 mod provider;
 mod redis;
@@ -37,7 +38,7 @@ use results::{FORMAT, Results};
 use run::{Options, Progress};
 use scenario::Scenario;
 use targets::Spec;
-use trouble::{Result, Trouble, While};
+use trouble::{Result, Trouble, While, trouble};
 
 fn main() -> ExitCode {
     match command(Cli::parse().command) {
@@ -52,14 +53,14 @@ fn main() -> ExitCode {
 fn command(command: Command) -> Result<()> {
     sys::raise_descriptor_limit();
     match command {
-        Command::Run(args) => measure_named(args.scenarios.iter().map(String::as_str), &args.common).map(drop),
-        Command::Table(common) => measure_named(scenario::RECORD.iter().copied(), &common).map(drop),
+        Command::Run(args) => record(args.scenarios.iter().map(String::as_str), &args.common),
+        Command::Table(common) => record(scenario::RECORD.iter().copied(), &common),
         Command::Peers(args) => {
             let peers_folder = options(&args.common)?.peers_folder;
             if args.install {
                 targets::install(&peers_folder)?;
             }
-            measure_named(["peers"], &args.common).map(drop)
+            record(["peers"], &args.common)
         }
         Command::Smoke(common) => {
             smoke::configurations(&options(&common)?.binary)?;
@@ -112,11 +113,20 @@ fn write_page(path: &Path, runs: &[Results]) -> Result<()> {
     std::fs::write(path, html::page(runs)).whilst(|| format!("cannot write {}", path.display()))
 }
 
+/// Runs scenarios for their numbers; an error when there are none.
+fn record<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) -> Result<()> {
+    outcome::judge(&measure_named(names, common)?, &common.only, &common.also)
+}
+
 /// Runs scenarios and prints what they found, each as soon as it is known.
 fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) -> Result<Results> {
     let mut options = options(common)?;
     let scenarios = names.into_iter().map(|name| run::chosen(Scenario::find(name)?, &options));
     let scenarios = scenarios.collect::<Result<Vec<_>>>()?;
+    let has_cell = |word: &&String| scenarios.iter().flat_map(|of| &of.cells).any(|cell| cell.name.contains(*word));
+    if let Some(word) = options.only.iter().find(|word| !has_cell(word)) {
+        return trouble(format!("--only {word}: no cell has this in its name"));
+    }
     let targets = scenarios.iter().flat_map(|scenario| &scenario.cells).map(|cell| &cell.target);
     let specs = targets.map(|target| Spec::parse(target)).collect::<Result<Vec<_>>>()?;
     let ours = specs.iter().filter(|spec| spec.is_ours());
@@ -160,6 +170,9 @@ fn options(common: &Common) -> Result<Options> {
     let here = std::env::current_exe().whilst(|| "this program's own path".to_owned())?;
     let beside = here.parent().unwrap_or(Path::new("."));
     let target = beside.parent().unwrap_or(Path::new("."));
+    if let Some(path) = common.binary.as_ref().filter(|path| !path.is_file()) {
+        return trouble(format!("--binary {}: there is no such file", path.display()));
+    }
     let given_keys = match &common.keys {
         None => None,
         Some(path) => {
