@@ -16,6 +16,7 @@ mod report;
 mod results;
 mod rows;
 mod run;
+mod say;
 mod scenario;
 mod smoke;
 mod stats;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     match command(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(trouble) => {
-            eprintln!("bench: {trouble}");
+            say::aside(&format!("bench: {trouble}\n"));
             ExitCode::FAILURE
         }
     }
@@ -65,48 +66,50 @@ fn command(command: Command) -> Result<()> {
         Command::Smoke(common) => {
             smoke::configurations(&options(&common)?.binary)?;
             smoke::judge(&measure_named(["smoke"], &common)?)?;
-            println!("smoke: everything works");
+            say::result("smoke: everything works\n");
             Ok(())
         }
         Command::Compare(args) => {
             let (text, moved) = compare::compare(&Results::read(&args.old)?, &Results::read(&args.new)?)?;
-            print!("{text}");
+            say::result(&text);
             if args.fail && moved > 0 { Err(Trouble(format!("{moved} measures moved"))) } else { Ok(()) }
         }
         Command::Report(args) => {
             let runs = args.results.iter().map(|path| Results::read(path)).collect::<Result<Vec<_>>>()?;
-            print!("{}", table::ratios(runs.iter().flat_map(|run| &run.scenarios)));
-            match &args.html {
-                Some(path) => write_page(path, &runs),
-                None => Ok(()),
+            if let Some(path) = &args.html {
+                write_page(path, &runs)?;
             }
+            say::result(&table::ratios(runs.iter().flat_map(|run| &run.scenarios)));
+            Ok(())
         }
         Command::Scenarios => {
             for (name, text) in scenario::BUILT_IN {
-                println!("{name:<16} {}", Scenario::parse(name, text)?.about);
+                say::result(&format!("{name:<16} {}\n", Scenario::parse(name, text)?.about));
             }
             Ok(())
         }
         Command::Targets => {
-            targets();
+            say::result(&targets());
             Ok(())
         }
         Command::Mock(args) => mock(&args),
     }
 }
 
-fn targets() {
-    println!("direct     the mock provider without a gateway");
-    println!("plain      ours with governance off");
-    println!("governed   ours with a key and five limits");
+fn targets() -> String {
+    let mut text = String::from(
+        "direct     the mock provider without a gateway\n\
+         plain      ours with governance off\n\
+         governed   ours with a key and five limits\n",
+    );
     for peer in targets::PEERS {
-        println!("{:<10} {}", peer.name, peer.about);
+        text += &format!("{:<10} {}\n", peer.name, peer.about);
     }
-    println!("http://HOST:PORT[/PATH]  something that runs already");
-    println!("\noptions, as in governed+limits=20+driver=epoll:");
+    text += "http://HOST:PORT[/PATH]  something that runs already\n\noptions, as in governed+limits=20+driver=epoll:\n";
     for targets::TargetOption { name, whose, about, .. } in targets::OPTIONS {
-        println!("  {name:<11} {whose:<18} {about}");
+        text += &format!("  {name:<11} {whose:<18} {about}\n");
     }
+    text
 }
 
 fn write_page(path: &Path, runs: &[Results]) -> Result<()> {
@@ -148,8 +151,9 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
     let mut results = Results { format: FORMAT, began_s, machine, builds, scenarios: Vec::new() };
     for scenario in &scenarios {
         let result = run::scenario(scenario, &options, &progress)?;
-        println!("\n{}: {}\n{}", result.name, result.notes.join("; "), table::cells(&result));
-        print!("{}", table::facts(&result));
+        let notes = result.notes.join("; ");
+        let (cells, facts) = (table::cells(&result), table::facts(&result));
+        let text = format!("\n{}: {notes}\n{cells}\n{facts}", result.name);
         results.scenarios.push(result);
         // After each, so that an interrupted run leaves what it has.
         if let Some(path) = &common.json {
@@ -158,10 +162,12 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
         if let Some(path) = &common.html {
             write_page(path, std::slice::from_ref(&results))?;
         }
+        // After the files: nobody may be left to print for.
+        say::result(&text);
     }
     let ratios = table::ratios(&results.scenarios);
     if !ratios.is_empty() {
-        println!("\n{ratios}");
+        say::result(&format!("\n{ratios}\n"));
     }
     Ok(results)
 }
@@ -206,7 +212,7 @@ fn mock(args: &MockArgs) -> Result<()> {
     };
     let provider = provider::Provider::start_at(args.listen, &settings, args.threads.max(1), &sys::usable_cpus())
         .whilst(|| format!("cannot listen on {}", args.listen))?;
-    println!("mock provider on http://{}/v1", provider.addr);
+    say::result(&format!("mock provider on http://{}/v1\n", provider.addr));
     provider.join();
     Ok(())
 }

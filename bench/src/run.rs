@@ -16,6 +16,7 @@ use crate::redis::RedisServer;
 use crate::report::table;
 use crate::results::{CellResult, ScenarioResult};
 use crate::rows::Rows;
+use crate::say;
 use crate::scenario::{LoadSpec, Redis, Scenario};
 use crate::stats::Spread;
 use crate::sys;
@@ -54,6 +55,9 @@ struct Running {
     prepared: Option<Prepared>,
 }
 
+/// What a terminal takes for: back to the beginning of the line, and nothing on it.
+const CLEARED: &str = "\r\x1b[2K";
+
 /// Says what is going on, on stderr: over one line on a terminal, in lines elsewhere.
 pub struct Progress {
     is_terminal: bool,
@@ -66,21 +70,18 @@ impl Progress {
 
     fn step(&self, words: &str) {
         if self.is_terminal {
-            eprint!("\r\x1b[2K{words}");
+            say::aside(&format!("{CLEARED}{words}"));
         }
     }
 
     pub fn line(&self, words: &str) {
-        if self.is_terminal {
-            eprintln!("\r\x1b[2K{words}");
-        } else {
-            eprintln!("{words}");
-        }
+        let cleared = if self.is_terminal { CLEARED } else { "" };
+        say::aside(&format!("{cleared}{words}\n"));
     }
 
     fn clear(&self) {
         if self.is_terminal {
-            eprint!("\r\x1b[2K");
+            say::aside(CLEARED);
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{Absent, CHAT, Spec, Surroundings, Target, fill, free_addr, wait_open, write};
 use crate::process::Process;
+use crate::say;
 use crate::trouble::{Result, Trouble, While, trouble};
 
 /// A gateway we know how to start.
@@ -176,10 +177,10 @@ pub fn install(folder: &Path) -> Result<()> {
         run(Path::new("python3"), &["-m", "venv", &folder_text])?;
     }
     for package in PEERS.iter().filter_map(|peer| peer.package) {
-        eprintln!("installing {package} into {folder_text}");
+        say::aside(&format!("installing {package} into {folder_text}\n"));
         let installed = run(&folder.join("bin/pip"), &["install", "--quiet", "--disable-pip-version-check", package]);
         if let Err(why) = installed {
-            eprintln!("{package} was not installed: {why}"); // the others may still be
+            say::aside(&format!("{package} was not installed: {why}\n")); // the others may still be
         }
     }
     Ok(())
