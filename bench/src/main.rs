@@ -130,6 +130,9 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
     if let Some(word) = options.only.iter().find(|word| !has_cell(word)) {
         return trouble(format!("--only {word}: no cell has this in its name"));
     }
+    for path in common.json.iter().chain(&common.html) {
+        results::check_writable(path)?;
+    }
     let targets = scenarios.iter().flat_map(|scenario| &scenario.cells).map(|cell| &cell.target);
     let specs = targets.map(|target| Spec::parse(target)).collect::<Result<Vec<_>>>()?;
     let ours = specs.iter().filter(|spec| spec.is_ours());

@@ -1,6 +1,7 @@
 //! What a run found, as it is kept in JSON: every window of every round, so that a reader can judge the spread.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -136,7 +137,7 @@ impl Standing {
 
 impl Results {
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).whilst(|| format!("cannot read {}", path.display()))?;
+        let text = fs::read_to_string(path).whilst(|| format!("cannot read {}", path.display()))?;
         let results: Results =
             serde_json::from_str(&text).whilst(|| format!("{} is no result of this harness", path.display()))?;
         if results.format != FORMAT {
@@ -151,8 +152,23 @@ impl Results {
 
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self).whilst(|| "the result".to_owned())?;
-        std::fs::write(path, text + "\n").whilst(|| format!("cannot write {}", path.display()))
+        fs::write(path, text + "\n").whilst(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// Whether a file for a result can be written, asked before anything is measured. What is in it stays until there is a
+/// result; a pipe or a device is not asked, because its reader would see the end.
+pub fn check_writable(path: &Path) -> Result<()> {
+    let found = fs::metadata(path);
+    if found.as_ref().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return Ok(());
+    }
+    let opened = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    opened.whilst(|| format!("cannot write {}", path.display()))?;
+    if found.is_err() {
+        let _ = fs::remove_file(path); // a run that fails leaves no empty file
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -232,6 +248,21 @@ pub mod tests {
     }
 
     #[test]
+    fn whether_a_file_can_be_written_is_known_without_touching_it() {
+        let path = std::env::temp_dir().join(format!("bench-writable-{}.json", std::process::id()));
+        check_writable(&path).unwrap();
+        assert!(!path.exists());
+        fs::write(&path, "an older result").unwrap();
+        check_writable(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "an older result");
+        fs::remove_file(&path).unwrap();
+        let error = check_writable(Path::new("/nope/x.json")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot write /nope/x.json: "), "{error}");
+        assert!(check_writable(&std::env::temp_dir()).is_err());
+        check_writable(Path::new("/dev/null")).unwrap();
+    }
+
+    #[test]
     fn a_result_of_before_builds_were_kept_is_still_read() {
         let mut old = serde_json::to_value(made(&[("a", "rps", &[1.0])])).unwrap();
         old.as_object_mut().unwrap().remove("builds");
@@ -245,6 +276,6 @@ pub mod tests {
         results.write(&path).unwrap();
         let back = Results::read(&path).unwrap();
         assert_eq!(serde_json::to_string(&back).unwrap(), serde_json::to_string(&results).unwrap());
-        std::fs::remove_file(path).unwrap();
+        fs::remove_file(path).unwrap();
     }
 }
