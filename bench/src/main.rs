@@ -5,6 +5,7 @@
 mod builds;
 mod cli;
 mod compare;
+mod folder;
 mod load;
 mod machine;
 mod measure;
@@ -142,6 +143,7 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
         // outside can reach what is started. Where it is refused, the run says so.
         options.is_private_network = sys::enter_private_network().is_ok();
     }
+    folder::remove_left_behind();
     let progress = Progress::new();
     let machine = Machine::here();
     progress.line(&machine.describe());

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::folder::Folder;
 use crate::machine::Placement;
 use crate::measure::{self, Prepared};
 use crate::provider::Provider;
@@ -361,30 +362,4 @@ fn take_facts(cell: &mut Running, scenario: &Scenario, progress: &Progress, note
         }
     }
     Ok(())
-}
-
-/// A folder that goes when the run ends.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    pub fn new() -> Result<Self> {
-        let nanos = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
-        let path = std::env::temp_dir().join(format!("tokentriage-bench-{}-{nanos}", std::process::id()));
-        std::fs::create_dir_all(&path).whilst(|| format!("cannot make {}", path.display()))?;
-        // Peers drop their rights and must still find their files.
-        use std::os::unix::fs::PermissionsExt;
-        let open = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&path, open).whilst(|| format!("cannot open {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

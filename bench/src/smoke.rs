@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use crate::compare;
+use crate::folder::Folder;
 use crate::report::html;
 use crate::results::Results;
-use crate::run::Folder;
 use crate::targets::{self, Spec, Surroundings};
 use crate::trouble::{Result, While, trouble};
 

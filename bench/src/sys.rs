@@ -181,6 +181,20 @@ pub fn signal(pid: u32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
+/// Whether a process has this number, of whatever user.
+pub fn is_alive(pid: u32) -> bool {
+    let Ok(pid) = i32::try_from(pid) else { return false };
+    // SAFETY: no pointers; signal 0 only asks.
+    let asked = check(unsafe { libc::kill(pid, 0) });
+    !asked.is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+}
+
+/// The user whose rights this process has.
+pub fn user() -> u32 {
+    // SAFETY: no pointers, and it cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Moves this process into a network of its own that has nothing but a loopback interface. Must be called before any
 /// thread is started.
 pub fn enter_private_network() -> io::Result<()> {
