@@ -21,6 +21,7 @@ mod say;
 mod scenario;
 mod smoke;
 mod stats;
+mod stop;
 mod sys;
 mod syscalls;
 mod targets;
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(trouble) => {
             say::aside(&format!("bench: {trouble}\n"));
-            ExitCode::FAILURE
+            stop::exit_code().map_or(ExitCode::FAILURE, ExitCode::from)
         }
     }
 }
@@ -65,6 +66,7 @@ fn command(command: Command) -> Result<()> {
             record(["peers"], &args.common)
         }
         Command::Smoke(common) => {
+            stop::listen()?;
             smoke::configurations(&options(&common)?.binary)?;
             smoke::judge(&measure_named(["smoke"], &common)?)?;
             say::result("smoke: everything works\n");
@@ -143,6 +145,7 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
         // outside can reach what is started. Where it is refused, the run says so.
         options.is_private_network = sys::enter_private_network().is_ok();
     }
+    stop::listen()?;
     folder::remove_left_behind();
     let progress = Progress::new();
     let machine = Machine::here();
@@ -155,7 +158,10 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
     let began_s = began.map_or(0, |since| since.as_secs());
     let mut results = Results { format: FORMAT, began_s, machine, builds, scenarios: Vec::new() };
     for scenario in &scenarios {
-        let result = run::scenario(scenario, &options, &progress)?;
+        let result = match run::scenario(scenario, &options, &progress) {
+            Err(_) if stop::is_asked() => break,
+            result => result?,
+        };
         let notes = result.notes.join("; ");
         let (cells, facts) = (table::cells(&result), table::facts(&result));
         let text = format!("\n{}: {notes}\n{cells}\n{facts}", result.name);
@@ -169,10 +175,18 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
         }
         // After the files: nobody may be left to print for.
         say::result(&text);
+        if stop::is_asked() {
+            break;
+        }
     }
     let ratios = table::ratios(&results.scenarios);
     if !ratios.is_empty() {
         say::result(&format!("\n{ratios}\n"));
+    }
+    if stop::is_asked() {
+        progress.clear();
+        let left = if results.scenarios.is_empty() { "nothing was measured" } else { "what was measured stands above" };
+        return trouble(format!("interrupted; {left}"));
     }
     Ok(results)
 }

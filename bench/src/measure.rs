@@ -11,6 +11,7 @@ use crate::process;
 use crate::provider::Provider;
 use crate::results::WindowResult;
 use crate::scenario::LoadSpec;
+use crate::stop;
 use crate::targets::Target;
 use crate::trouble::{Result, While};
 
@@ -112,7 +113,7 @@ struct Seen {
     beside: Option<Tally>,
 }
 
-/// Runs one window. `midway` is called once when half of it is over: for faults.
+/// Runs one window. `midway` is called once when half of it is over: for faults. An error when a stop cut it short.
 pub fn window(
     prepared: &Prepared,
     target: &Target,
@@ -130,15 +131,16 @@ pub fn window(
     let beside = prepared.beside.as_ref().map(|load| load::start(load, window)).transpose();
     let beside = beside.whilst(|| "the load beside".to_owned())?;
     let running = load::start(&prepared.main, window).whilst(|| "the load".to_owned())?;
-    std::thread::sleep(warmup.saturating_sub(window.origin.elapsed()));
+    stop::sleep(warmup.saturating_sub(window.origin.elapsed()));
     let before = Used::now(target, &running);
-    std::thread::sleep((warmup + length / 2).saturating_sub(window.origin.elapsed()));
+    stop::sleep((warmup + length / 2).saturating_sub(window.origin.elapsed()));
     let rss_midway_kib = rss_kib();
     midway();
-    std::thread::sleep((warmup + length).saturating_sub(window.origin.elapsed()));
+    stop::sleep((warmup + length).saturating_sub(window.origin.elapsed()));
     let after = Used::now(target, &running);
     let tally = running.finish().whilst(|| "the load".to_owned())?;
     let beside = beside.map(load::Running::finish).transpose().whilst(|| "the load beside".to_owned())?;
+    stop::check()?;
     let seen = Seen { length, round, before, after, rss_before_kib, rss_midway_kib, tally, beside };
     Ok(summed(prepared, target, &seen))
 }

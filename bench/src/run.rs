@@ -20,10 +20,11 @@ use crate::rows::Rows;
 use crate::say;
 use crate::scenario::{LoadSpec, Redis, Scenario};
 use crate::stats::Spread;
+use crate::stop;
 use crate::sys;
 use crate::syscalls;
 use crate::targets::{self, Absent, Base, Spec, Surroundings, Target};
-use crate::trouble::{Result, Trouble, While};
+use crate::trouble::{Result, Trouble, While, trouble};
 
 /// How long after the last request memory is read, at most.
 const AFTER_LOAD: Duration = Duration::from_secs(1);
@@ -80,7 +81,7 @@ impl Progress {
         say::aside(&format!("{cleared}{words}\n"));
     }
 
-    fn clear(&self) {
+    pub fn clear(&self) {
         if self.is_terminal {
             say::aside(CLEARED);
         }
@@ -134,6 +135,7 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
     }
     let mut cells = Vec::new();
     for (index, cell) in scenario.cells.iter().enumerate() {
+        stop::check()?;
         let spec = Spec::parse(&cell.target)?;
         let mut placement = Placement::of(&cpus, gateway_cores[index]);
         placement.provider.clone_from(&shared.provider);
@@ -157,7 +159,7 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
                 (None, Some(why))
             }
             // Another gateway that does not start is no reason to measure nothing.
-            Err(Absent::Broken(trouble)) if matches!(spec.base, Base::Peer(_)) => {
+            Err(Absent::Broken(trouble)) if matches!(spec.base, Base::Peer(_)) && !stop::is_asked() => {
                 progress.line(&format!("  {} skipped: {trouble}", cell.name));
                 (None, Some(trouble.to_string()))
             }
@@ -198,9 +200,21 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
         prime(cell, progress)?;
     }
     rounds(scenario, &mut cells, &mut redis, progress)?;
-    std::thread::sleep(AFTER_LOAD.min(Duration::from_millis(scenario.window_ms)));
+    stop::sleep(AFTER_LOAD.min(Duration::from_millis(scenario.window_ms)));
     for cell in &mut cells {
-        take_facts(cell, scenario, progress, &mut notes)?;
+        match take_facts(cell, scenario, progress, &mut notes) {
+            // Whoever pressed Ctrl-C has stopped the gateways, too; the windows stand.
+            Err(_) if stop::is_asked() => break,
+            done => done?,
+        }
+    }
+    if stop::is_asked() {
+        let cells = || cells.iter().map(|cell| &cell.result).filter(|cell| cell.skipped.is_none());
+        if cells().all(|cell| cell.windows.is_empty()) {
+            return trouble(format!("nothing of the scenario {} was measured", scenario.name));
+        }
+        let done = cells().map(|cell| cell.windows.len()).min().unwrap_or(0);
+        notes.push(format!("INTERRUPTED after {done} of {} rounds", scenario.rounds));
     }
     progress.clear();
     notes.push(format!("the provider answered {} requests", table::number(provider.answered() as f64, 0)));
@@ -299,7 +313,16 @@ fn rounds(
             let redis_before_ns = redis.as_ref().map(RedisServer::cpu_ns);
             let fault = scenario.redis.unwrap_or(Redis::Healthy);
             let mut midway = || redis.iter_mut().for_each(|redis| redis.befall(fault));
-            let mut window = measure::window(prepared, target, warmup, length, round, &mut midway)?;
+            let window = measure::window(prepared, target, warmup, length, round, &mut midway);
+            if stop::is_asked() {
+                // The windows before this one stand. A gateway ends sooner when its store is not frozen.
+                return if fault == Redis::Frozen {
+                    redis.iter_mut().try_for_each(|r| r.recover(fault))
+                } else {
+                    Ok(())
+                };
+            }
+            let mut window = window?;
             if let (Some(redis), Some(before_ns)) = (redis.as_mut(), redis_before_ns) {
                 redis.recover(fault)?;
                 if fault == Redis::Healthy {
@@ -325,6 +348,7 @@ fn rounds(
 
 /// What is measured once, after the rounds.
 fn take_facts(cell: &mut Running, scenario: &Scenario, progress: &Progress, notes: &mut Vec<String>) -> Result<()> {
+    stop::check()?;
     let Some(target) = &cell.target else { return Ok(()) };
     let Some(process) = &target.process else { return Ok(()) };
     let facts = &mut cell.result.facts;

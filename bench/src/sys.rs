@@ -1,4 +1,4 @@
-//! The system calls that the standard library lacks: epoll, CPU clocks, affinity, limits, a network namespace.
+//! The system calls that the standard library lacks: epoll, CPU clocks, affinity, limits, signals, a network namespace.
 //!
 //! The only file of this crate with `unsafe`. Nothing here knows what is measured.
 
@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Readiness of many sockets, level-triggered, with timeouts of nanosecond precision.
 pub struct Poller {
@@ -58,10 +59,7 @@ impl Poller {
     /// Waits until something is ready or the time is over, and gives the tokens of what is ready.
     pub fn wait(&mut self, timeout: Duration, ready: &mut Vec<u64>) -> io::Result<()> {
         ready.clear();
-        let timeout = libc::timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
+        let timeout = timespec(timeout);
         let room = i32::try_from(self.events.len()).unwrap_or(i32::MAX);
         // SAFETY: `events` has room for `room` events and outlives the call; no signal mask is given.
         let count = check(unsafe {
@@ -179,6 +177,83 @@ pub fn signal(pid: u32, signal: i32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     // SAFETY: no pointers. A process that is gone is no error worth hearing of.
     unsafe { libc::kill(pid, signal) };
+}
+
+/// The signal that asked this process to stop; 0 as long as none has.
+static STOP_SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// When it came, in ns of the monotonic clock.
+static STOPPED_NS: AtomicU64 = AtomicU64::new(0);
+/// An eventfd that becomes readable then; -1 as long as no signal is caught.
+static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
+
+/// `timeout` and some supervisors send one stop as two signals, to the process and to its group.
+const ONE_STOP_NS: u64 = 100_000_000;
+
+extern "C" fn on_stop(signal: libc::c_int) {
+    // SAFETY: the location of the calling thread's errno is always valid.
+    let errno = unsafe { *libc::__errno_location() };
+    let now = clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0);
+    // SeqCst, as it happens at most a few times in the life of a process.
+    if STOP_SIGNAL.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        STOPPED_NS.store(now, Ordering::SeqCst);
+        let one = 1_u64;
+        // SAFETY: the pointer is to eight live bytes, which is what an eventfd takes; write may be called in a handler.
+        unsafe { libc::write(STOP_EVENT.load(Ordering::SeqCst), (&raw const one).cast(), size_of::<u64>()) };
+    } else if now.saturating_sub(STOPPED_NS.load(Ordering::SeqCst)) > ONE_STOP_NS {
+        // SAFETY: no pointers; it may be called in a handler. Children end because this process does.
+        unsafe { libc::_exit(128 + signal) };
+    }
+    // SAFETY: as above. The interrupted code must not see our errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// From now on SIGINT and SIGTERM only ask for a stop, and end the process when they come again. What was caught is not
+/// inherited by programs that this process starts.
+pub fn catch_stop_signals() -> io::Result<()> {
+    if STOP_EVENT.load(Ordering::SeqCst) >= 0 {
+        return Ok(());
+    }
+    // SAFETY: no pointers; the result is checked.
+    let event = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+    STOP_EVENT.store(event, Ordering::SeqCst); // it stays open as long as the process lives
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: a sigaction is plain data; all zero is the empty mask and no flags.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = on_stop as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: the struct outlives the call; the handler calls only what may be called in one.
+        check(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) })?;
+    }
+    Ok(())
+}
+
+/// The signal that asked for a stop.
+pub fn stop_signal() -> Option<i32> {
+    // Relaxed: the load looks at it in each turn, and a turn later is soon enough.
+    Some(STOP_SIGNAL.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+}
+
+/// Sleeps, but not beyond a stop that is asked for.
+pub fn sleep_until_stop(duration: Duration) {
+    let began = Instant::now();
+    while stop_signal().is_none() {
+        let left = duration.saturating_sub(began.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        let mut watched = libc::pollfd { fd: STOP_EVENT.load(Ordering::SeqCst), events: libc::POLLIN, revents: 0 };
+        let timeout = timespec(left);
+        // SAFETY: both structs outlive the call; a descriptor of -1 is not watched; no signal mask is given. However it
+        // ends, the loop looks at the clock and at the signal.
+        unsafe { libc::ppoll(&raw mut watched, 1, &raw const timeout, std::ptr::null()) };
+    }
+}
+
+fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
 }
 
 /// Whether a process has this number, of whatever user.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::process::Process;
+use crate::stop;
 use crate::trouble::{Result, Trouble, trouble};
 
 pub use ours::{binary, validate};
@@ -281,6 +282,7 @@ fn wait_until<T>(
         if let Some(found) = look(process) {
             return Ok(found);
         }
+        stop::check()?;
         if process.has_exited() {
             return trouble(format!("it ended at once and said:\n{}", process.log_tail()));
         }

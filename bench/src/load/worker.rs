@@ -12,6 +12,7 @@ use socket2::{Domain, Socket, Type};
 use super::check::{Check, Expect};
 use super::{Live, Load, Pace, Tally, Window};
 use crate::provider::Lent;
+use crate::stop;
 use crate::sys::{Interest, Poller};
 use crate::wire::{Fault, Progress, Reader};
 
@@ -110,7 +111,7 @@ impl<'a> Worker<'a> {
         Ok(worker)
     }
 
-    /// Works until the window is over and what was under way is answered or overdue.
+    /// Works until the window is over and what was under way is answered or overdue, or until a stop is asked for.
     ///
     /// A load that never sleeps works the provider too, where that has the same CPU and is lent.
     pub fn run(mut self, mut provider: Option<Lent<'_>>) -> io::Result<Tally> {
@@ -124,6 +125,9 @@ impl<'a> Worker<'a> {
             }
             idle_since = self.load.is_busy.then_some(now);
             let is_over = now >= self.window.end_ns;
+            if stop::is_asked() {
+                break; // the window is thrown away
+            }
             if is_over && (self.underway == 0 && self.backlog.is_empty()) {
                 break;
             }
