@@ -163,8 +163,8 @@ fn measure_named<'a>(names: impl IntoIterator<Item = &'a str>, common: &Common) 
             result => result?,
         };
         let notes = result.notes.join("; ");
-        let (cells, facts) = (table::cells(&result), table::facts(&result));
-        let text = format!("\n{}: {notes}\n{cells}\n{facts}", result.name);
+        let (cells, facts, warnings) = (table::cells(&result), table::facts(&result), table::warnings(&result));
+        let text = format!("\n{}: {notes}\n{cells}\n{facts}{warnings}", result.name);
         results.scenarios.push(result);
         // After each, so that an interrupted run leaves what it has.
         if let Some(path) = &common.json {

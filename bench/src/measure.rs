@@ -25,6 +25,8 @@ pub struct Prepared {
     beside: Option<Load>,
     /// Frames of a stream; 0 for plain replies.
     frames: u32,
+    /// Of the target, the load and the provider; none where others cannot be told from the target.
+    cpus: Vec<usize>,
 }
 
 pub fn prepare(
@@ -41,7 +43,15 @@ pub fn prepare(
     });
     let main = load(spec, rate.or(spec.rate), target, provider, placement);
     let frames = if spec.stream.unwrap_or(false) { provider.settings.chunks } else { 0 };
-    Prepared { main, beside, frames }
+    let mut cpus = match &target.process {
+        Some(_) => [&placement.gateway[..], &placement.load, &placement.provider].concat(),
+        None if target.is_mocked => [&placement.load[..], &placement.provider].concat(),
+        // What runs already may do so on these CPUs, and is no other.
+        None => Vec::new(),
+    };
+    cpus.sort_unstable();
+    cpus.dedup();
+    Prepared { main, beside, frames, cpus }
 }
 
 fn load(spec: &LoadSpec, rate: Option<f64>, target: &Target, provider: &Provider, placement: &Placement) -> Load {
@@ -88,16 +98,20 @@ struct Used {
     done: load::Done,
     /// Of a build that counts them.
     allocations: Option<f64>,
+    /// By others on the same CPUs.
+    others_ns: Option<i128>,
 }
 
 impl Used {
-    fn now(target: &Target, running: &load::Running) -> Self {
+    fn now(prepared: &Prepared, target: &Target, running: &load::Running) -> Self {
         let target_ns = target.process.as_ref().map_or(0, process::Process::cpu_ns);
         let allocations = target
             .admin
             .filter(|_| target.is_counting)
             .and_then(|admin| metric_value(&fetch(admin, "/metrics").ok()?, "tokentriage_allocations_total"));
-        Used { at: Instant::now(), target_ns, own_ns: process::own_cpu_ns(), done: running.done(), allocations }
+        let (at, own_ns, done) = (Instant::now(), process::own_cpu_ns(), running.done());
+        // Last: it reads many files, and delays nothing that is divided by another.
+        Used { at, target_ns, own_ns, done, allocations, others_ns: process::others_cpu_ns(&prepared.cpus) }
     }
 }
 
@@ -132,12 +146,12 @@ pub fn window(
     let beside = beside.whilst(|| "the load beside".to_owned())?;
     let running = load::start(&prepared.main, window).whilst(|| "the load".to_owned())?;
     stop::sleep(warmup.saturating_sub(window.origin.elapsed()));
-    let before = Used::now(target, &running);
+    let before = Used::now(prepared, target, &running);
     stop::sleep((warmup + length / 2).saturating_sub(window.origin.elapsed()));
     let rss_midway_kib = rss_kib();
     midway();
     stop::sleep((warmup + length).saturating_sub(window.origin.elapsed()));
-    let after = Used::now(target, &running);
+    let after = Used::now(prepared, target, &running);
     let tally = running.finish().whilst(|| "the load".to_owned())?;
     let beside = beside.map(load::Running::finish).transpose().whilst(|| "the load beside".to_owned())?;
     stop::check()?;
@@ -172,6 +186,9 @@ fn summed(prepared: &Prepared, target: &Target, seen: &Seen) -> WindowResult {
     // Looking for something to do is not work.
     let own_ns = (after.own_ns - before.own_ns).saturating_sub(after.done.idle_ns - before.done.idle_ns);
     put("own_busy_percent", 100.0 * own_ns as f64 / elapsed_ns);
+    if let (Some(before), Some(after)) = (before.others_ns, after.others_ns) {
+        put("others_percent", (100.0 * (after - before) as f64 / elapsed_ns).max(0.0));
+    }
     if prepared.frames > 0 {
         put("frames_per_s", tally.frames as f64 / length.as_secs_f64());
     }

@@ -35,17 +35,7 @@ impl Process {
 
     /// It and all that descend from it.
     pub fn pids(&self) -> Vec<u32> {
-        let mut pids = vec![self.child.id()];
-        let mut at = 0;
-        while at < pids.len() {
-            for child in children(pids[at]) {
-                if !pids.contains(&child) {
-                    pids.push(child);
-                }
-            }
-            at += 1;
-        }
-        pids
+        family(self.child.id())
     }
 
     /// CPU time of all of them, ended threads included, in ns.
@@ -104,6 +94,21 @@ impl Drop for Process {
     }
 }
 
+/// A process and all that descend from it.
+fn family(pid: u32) -> Vec<u32> {
+    let mut pids = vec![pid];
+    let mut at = 0;
+    while at < pids.len() {
+        for child in children(pids[at]) {
+            if !pids.contains(&child) {
+                pids.push(child);
+            }
+        }
+        at += 1;
+    }
+    pids
+}
+
 fn children(pid: u32) -> Vec<u32> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let lists = tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
@@ -121,9 +126,43 @@ pub fn own_cpu_ns() -> u64 {
     sys::process_cpu_ns(std::process::id()).unwrap_or(0)
 }
 
+/// CPU time that others than this process and what it started used on these CPUs since the machine began, in ns; also what
+/// the host of a virtual machine took. `None` of no CPUs, and where the kernel does not say.
+///
+/// The difference of two readings is a floor: time in interrupts is nobody's here, though some of it is theirs. It is as fine as
+/// the kernel's ticks, about 10 ms a CPU.
+pub fn others_cpu_ns(cpus: &[usize]) -> Option<i128> {
+    if cpus.is_empty() {
+        return None;
+    }
+    let busy_ns = busy_ns(&fs::read_to_string("/proc/stat").ok()?, cpus, sys::tick_ns())?;
+    let ours_ns: u64 = family(std::process::id()).into_iter().filter_map(sys::process_cpu_ns).sum();
+    Some(i128::from(busy_ns) - i128::from(ours_ns))
+}
+
+fn busy_ns(stat: &str, cpus: &[usize], tick_ns: u64) -> Option<u64> {
+    let mut ticks = 0;
+    for cpu in cpus {
+        let line = stat.lines().find_map(|line| line.strip_prefix("cpu")?.strip_prefix(&format!("{cpu} ")))?;
+        let fields: Vec<u64> = line.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+        // user, nice, system, idle, iowait, irq, softirq, steal.
+        let [user, nice, system, _, _, _, _, steal, ..] = fields[..] else { return None };
+        ticks += user + nice + system + steal;
+    }
+    Some(ticks * tick_ns)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_work_on_the_cpus_asked_for_is_busy_time() {
+        let stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 3 400 500 600 700 4 0 0\ncpu1 10 0 0 1 1 1 1 0 0 0\ncpu10 7 0 0 0 0 0 0 0 0 0\n";
+        assert_eq!(busy_ns(stat, &[0], 10), Some(100));
+        assert_eq!(busy_ns(stat, &[0, 1], 10), Some(200));
+        assert_eq!(busy_ns(stat, &[2], 10), None);
+    }
 
     #[test]
     fn the_work_of_a_child_of_a_child_is_counted_and_it_ends_with_its_parent() {

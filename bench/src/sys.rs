@@ -102,6 +102,13 @@ fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
     Some(u64::try_from(time.tv_sec).ok()? * 1_000_000_000 + u64::try_from(time.tv_nsec).ok()?)
 }
 
+/// The unit of the kernel's tables of CPU time.
+pub fn tick_ns() -> u64 {
+    // SAFETY: no pointers.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    1_000_000_000 / u64::try_from(per_second).ok().filter(|count| *count > 0).unwrap_or(100)
+}
+
 /// The CPUs this process may use.
 pub fn usable_cpus() -> Vec<usize> {
     // SAFETY: a cpu_set_t is plain bits; all zero is the empty set.

@@ -53,7 +53,7 @@ pub fn page(runs: &[Results]) -> String {
 fn section(html: &mut String, scenario: &ScenarioResult) {
     let _ = write!(
         html,
-        "<h2>{}</h2><p>{}</p><p class=\"note\">{}; {} rounds of {} ms after {} ms of warm-up</p><pre>{}{}</pre>",
+        "<h2>{}</h2><p>{}</p><p class=\"note\">{}; {} rounds of {} ms after {} ms of warm-up</p><pre>{}{}{}</pre>",
         escape(&scenario.name),
         escape(&scenario.scenario.about),
         escape(&scenario.notes.join("; ")),
@@ -62,6 +62,7 @@ fn section(html: &mut String, scenario: &ScenarioResult) {
         scenario.scenario.warmup_ms,
         escape(&table::cells(scenario)),
         escape(&table::facts(scenario)),
+        escape(&table::warnings(scenario)),
     );
     for (title, measure, unit) in PLOTS {
         let rows: Vec<_> = scenario.cells.iter().filter_map(|cell| strip(cell, measure)).collect();

@@ -92,6 +92,54 @@ pub fn facts(result: &ScenarioResult) -> String {
     text
 }
 
+/// What makes the numbers of some cells doubtful; empty when nothing does.
+pub fn warnings(result: &ScenarioResult) -> String {
+    let median = |cell: &CellResult, measure| cell.measure(measure).map(|spread| spread.median);
+    let is_crowded = |cell: &&CellResult| median(cell, "others_percent").is_some_and(|others| others > OTHERS_PERCENT);
+    let crowded = result.cells.iter().filter(is_crowded).map(|cell| {
+        let others = median(cell, "others_percent").unwrap_or(0.0);
+        format!("{} {others:.0} %", cell.name)
+    });
+    let is_idle = |cell: &&CellResult| {
+        let used = median(cell, "own_busy_percent").map(|own| own + median(cell, "busy_percent").unwrap_or(0.0));
+        may_not_wait(result, cell) && used.is_some_and(|used| used < IDLE_PERCENT)
+    };
+    let idle = result.cells.iter().filter(|cell| !is_crowded(cell) && is_idle(cell)).map(|cell| cell.name.clone());
+    let (crowded, idle): (Vec<_>, Vec<_>) = (crowded.collect(), idle.collect());
+    let mut text = String::new();
+    if !crowded.is_empty() {
+        let list = crowded.join(", ");
+        let _ = writeln!(
+            text,
+            "  WARNING: others used these CPUs, too, in % of one: {list}; measure again when it is quiet"
+        );
+    }
+    if !idle.is_empty() {
+        let list = idle.join(", ");
+        let _ = writeln!(
+            text,
+            "  WARNING: target and load were idle most of the time, held up by a disk or a quota: {list}"
+        );
+    }
+    text
+}
+
+/// Of one CPU. Below this, the clock of a quiet machine and its ticks are all there is.
+const OTHERS_PERCENT: f64 = 25.0;
+/// Of one CPU: target and load together. In a closed loop one of the two always has something to do.
+const IDLE_PERCENT: f64 = 50.0;
+
+/// Whether nothing in a cell waits by intent: a closed loop without pauses, a provider that answers at once, no store.
+fn may_not_wait(result: &ScenarioResult, cell: &CellResult) -> bool {
+    let scenario = &result.scenario;
+    let Some(spec) = scenario.cells.iter().find(|spec| spec.name == cell.name) else { return false };
+    let load = spec.load.over(&scenario.load);
+    let is_closed = load.rate.is_none() && load.rate_share.is_none() && load.once != Some(true);
+    let has_pauses = load.think_ms.unwrap_or(0) > 0 || scenario.provider.delay_us > 0 || scenario.provider.gap_us > 0;
+    // Of something that runs elsewhere nobody knows how busy it is.
+    is_closed && !has_pauses && scenario.redis.is_none() && !cell.target.starts_with("http://")
+}
+
 /// The ratios of some scenarios and how each stands to what is asked of it.
 pub fn ratios<'a>(results: impl IntoIterator<Item = &'a ScenarioResult>) -> String {
     let header = ["ratio", "found", "middle half", "n", "must", "aim", ""].map(str::to_owned).to_vec();
@@ -185,6 +233,22 @@ mod tests {
         let text = cells(&results.scenarios[0]);
         assert!(text.contains("11.00 ±5%"), "{text}");
         assert!(text.contains("2/3") && text.contains("3/3"), "{text}");
+    }
+
+    #[test]
+    fn numbers_from_a_busy_machine_carry_a_warning() {
+        let mut results =
+            made(&[("a", "others_percent", &[90.0, 94.0, 98.0]), ("b", "others_percent", &[3.0, 60.0, 4.0])]);
+        let text = warnings(&results.scenarios[0]);
+        assert!(text.contains("others used these CPUs, too, in % of one: a 94 %;"), "{text}");
+        let windows = &mut results.scenarios[0].cells[1].windows;
+        for window in windows {
+            window.measures.insert("own_busy_percent".into(), 2.0);
+        }
+        let text = warnings(&results.scenarios[0]);
+        assert!(text.contains("idle most of the time, held up by a disk or a quota: b\n"), "{text}");
+        results.scenarios[0].scenario.load.think_ms = Some(5);
+        assert!(!warnings(&results.scenarios[0]).contains("idle"));
     }
 
     #[test]
