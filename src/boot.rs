@@ -253,9 +253,12 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     let fleet = convergence.map(|convergence| {
         let (ledger, url) = (accountant.ledger_id(), secrets.advertise_url.clone());
         let file: Arc<dyn RosterKeeper> = Arc::new(RosterFile::of(&config.data_dir));
+        // So that the first answer about the fleet knows it. A copy that cannot be read is said, and read again, later.
+        let remembered = file.load().unwrap_or_default();
         let table = keys.followed().map(|followed| Arc::new(RosterTable(followed.clone())) as Arc<dyn RosterKeeper>);
         let keepers = std::iter::once(file).chain(table).collect();
-        FleetState::new(&config, &replica, ledger, url, started_ms, convergence, keepers)
+        let fleet = FleetState::new(&config, &replica, ledger, url, started_ms, convergence, keepers);
+        fleet.inspect(|fleet| fleet.roster.remember(remembered))
     });
     let coordination = fleet.transpose()?.map(|fleet| Arc::new(Coordination::of(&config, fleet, wake.clone())));
     let shared = Arc::new(Shared::new(replica, rules, keys, registry, ledger, seen, coordination, started_ms));

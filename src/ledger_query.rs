@@ -122,10 +122,13 @@ pub struct Tokens {
 pub struct Coverage {
     pub replicas_total: u32,
     pub replicas_answered: u32,
-    /// Some replica's spend is missing from the sums.
+    /// Some replica's spend is missing from the sums, or may be.
     pub is_partial: bool,
     /// Where the list of replicas comes from.
     pub basis: String,
+    /// Why replicas that nobody here has heard of may be missing; null where the list is known to be whole.
+    #[serde(default)]
+    pub note: Option<String>,
     pub replicas: Vec<ReplicaRead>,
 }
 
@@ -157,6 +160,7 @@ impl Coverage {
             replicas_answered: 1,
             is_partial: false,
             basis: basis.to_owned(),
+            note: None,
             replicas: vec![read],
         }
     }

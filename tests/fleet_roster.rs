@@ -237,10 +237,9 @@ fn while_the_store_is_frozen_replicas_are_what_they_were_and_the_roster_says_as_
     assert_eq!(state(&stdout), "live", "{stdout}");
     assert!(stderr.starts_with("1 of 2 live (membership_stale), as of "), "{stderr}");
     assert!(stderr.contains(&as_of[..16]) && stderr.contains(note), "{stderr}, {as_of}");
-    // One that starts now knows the other from its copy alone.
+    // One that starts now knows the other from its copy alone, and at once.
     a.process.kill();
     let again = cluster.setup("tt-a", "tt-a").start();
-    until("the copy to be read", SOON, || !standing(&again, "tt-b").is_null());
     assert_eq!(standing(&again, "tt-b")["state"], "unknown", "{}", fleet(&again));
     let (stdout, stderr) = list(&again);
     assert_eq!(state(&stdout), "unknown", "{stdout}");
@@ -248,6 +247,60 @@ fn while_the_store_is_frozen_replicas_are_what_they_were_and_the_roster_says_as_
     cluster.redis.thaw();
     cluster.wait_live(&[&again, &b], 2, SOON);
     assert_eq!(standing(&again, "tt-b")["state"], "live");
+}
+
+/// Without a store nobody knows who else there is: what those who are known say is no sum of the fleet.
+#[test]
+fn a_fleet_query_is_partial_while_the_store_does_not_say_who_there_is() {
+    let cluster = Cluster::start(|setup| setup);
+    let (a, b) = (cluster.replica("tt-a"), cluster.replica("tt-b"));
+    cluster.wait_live(&[&a, &b], 2, SOON);
+    let copy = || std::fs::read_to_string(a.data_dir.join("roster.json")).unwrap_or_default();
+    until("the copy to know both", SOON, || copy().contains("tt-b"));
+    cluster.redis.freeze();
+    let may_miss = "other replicas may be missing";
+    let ask = |replica: &Gateway| {
+        let answer = query(replica, "fleet=true");
+        let note = answer["note"].as_str().unwrap_or_default().to_owned();
+        let known = (answer["replicas_answered"].clone(), answer["replicas_total"].clone());
+        (known, answer["is_partial"] == true, answer["basis"].clone(), note)
+    };
+    let degraded = |(known, is_partial, basis, note): (_, bool, Value, String), wanted: (u32, u32)| {
+        assert_eq!((known, is_partial, basis), ((json!(wanted.0), json!(wanted.1)), true, json!("roster_degraded")));
+        assert!(note.ends_with(may_miss), "{note}");
+    };
+    // All that are known answer; one that came since the store froze would not be among them.
+    until("the roster to be frozen", SOON, || fleet(&a)["degraded"] == true);
+    degraded(ask(&a), (2, 2));
+    // A restart knows the other from its copy, from the first answer on.
+    a.process.kill();
+    let again = cluster.setup("tt-a", "tt-a").start();
+    degraded(ask(&again), (2, 2));
+    // One that has no copy knows nobody, and that it does not.
+    let stranger = cluster.setup("tt-c", "tt-c").start();
+    degraded(ask(&stranger), (1, 1));
+    let cli = |args: &[&str]| {
+        let mut command = Command::new(binary());
+        let url = format!("http://{}", stranger.admin);
+        command.args(["query", "--fleet", "--admin", &url]).args(args).current_dir(cluster.folder());
+        let (status, stdout, stderr) = run(command.env_remove("TT_ADMIN_TOKEN"), SOON);
+        (status.code(), stdout, stderr)
+    };
+    let (code, stdout, stderr) = cli(&[]);
+    assert!(code == Some(3) && stdout.contains("\ntotal"), "{stdout}{stderr}");
+    assert!(stderr.contains("1 of 1 replicas (roster_degraded)") && stderr.contains(may_miss), "{stderr}");
+    let last = "warning: the answer is partial: 1 of 1 replicas that are known are in it";
+    assert!(stderr.ends_with(last), "{stderr}");
+    let (code, stdout, _) = cli(&["--json"]);
+    let answer: Value = serde_json::from_str(&stdout).expect("the whole of it, and nothing else");
+    assert_eq!((code, &answer["is_partial"]), (Some(3), &json!(true)), "{answer}");
+    // Redis says who there is: the sum is whole.
+    cluster.redis.thaw();
+    cluster.wait_live(&[&again, &b, &stranger], 3, SOON);
+    until("the one that started anew to be known by its new address", SOON, || {
+        let whole = query(&stranger, "fleet=true");
+        whole["is_partial"] == false && whole["note"].is_null() && whole["replicas_answered"] == 3
+    });
 }
 
 /// The roster of the replica that is asked is as old as its last heartbeat; here that may be a minute.

@@ -200,7 +200,7 @@ pub struct QueryArgs {
     #[arg(long, value_name = "GLOB")]
     pub model: Option<String>,
     /// Ask every replica of the fleet instead of this ledger alone, through --admin or the configuration's own admin port;
-    /// ends with exit code 3 when one did not answer
+    /// ends with exit code 3 when one did not answer, or may be missing because Redis does not say who there is
     #[arg(long)]
     pub fleet: bool,
     #[command(flatten)]

@@ -84,8 +84,8 @@ pub fn from_files(config: &Config, ask: &Ask) -> Result<Spend, Failure> {
     Ledger::at(&dir).query(&question, coverage).map_err(|error| Failure::Runtime(error.to_string()))
 }
 
-/// Writes the answer to stdout and what it does not say in numbers to stderr. A sum that lacks a replica ends in its own
-/// way, after it was printed.
+/// Writes the answer to stdout and what it does not say in numbers to stderr. A sum that lacks a replica, or may, ends in its
+/// own way, after it was printed.
 pub fn show(spend: &Spend, shape: Shape) -> Outcome {
     match shape {
         Shape::Json => print(&(serde_json::to_string_pretty(spend).unwrap_or_default() + "\n"))?,
@@ -93,9 +93,10 @@ pub fn show(spend: &Spend, shape: Shape) -> Outcome {
         Shape::Table => print(&as_table(spend))?,
     }
     let _ = std::io::stderr().write_all(notes(spend).as_bytes()); // with stderr closed there is nobody to tell
-    let Coverage { is_partial, replicas_answered, replicas_total, .. } = spend.coverage;
-    if is_partial {
-        let what = format!("the answer is partial: {replicas_answered} of {replicas_total} replicas are in it");
+    let Coverage { is_partial, replicas_answered, replicas_total, note, .. } = &spend.coverage;
+    if *is_partial {
+        let of_whom = if note.is_some() { "replicas that are known" } else { "replicas" };
+        let what = format!("the answer is partial: {replicas_answered} of {replicas_total} {of_whom} are in it");
         return Err(Failure::Partial(what));
     }
     Ok(())
@@ -171,6 +172,9 @@ fn notes(spend: &Spend) -> String {
         coverage.replicas.iter().filter_map(|replica| Some((&replica.id, &replica.state, replica.error.as_ref()?)));
     for (id, state, error) in silent {
         notes.push_str(&format!("partial: {id} is {state}: {error}\n"));
+    }
+    if let Some(note) = &coverage.note {
+        notes.push_str(&format!("partial: {note}\n"));
     }
     if spend.total.unpriced > 0 {
         notes.push_str(&format!("{} requests have no known price and are not in the cost\n", spend.total.unpriced));

@@ -46,6 +46,13 @@ impl RosterSeen {
         RosterSeen { newest: ArcSwap::from_pointee(roster), version: AtomicU64::new(0) }
     }
 
+    /// Takes up what a copy remembers, before anybody asks.
+    pub fn remember(&self, rows: RosterRows) {
+        let mut roster = Roster::clone(&self.load());
+        let has_changed = roster.remember(rows.entries, &rows.gone);
+        self.publish(roster, has_changed);
+    }
+
     /// As of the last heartbeat. Ages and states are asked of it with the present time.
     pub fn load(&self) -> Arc<Roster> {
         self.newest.load_full()

@@ -1,7 +1,8 @@
 //! A question put to every replica of the fleet: each answers from its own ledger, the sums are added up here.
 //!
 //! A replica that does not answer stays in the denominator, with the reason in words. A ledger that has moved to another
-//! replica is asked there, once.
+//! replica is asked there, once. Without a shared store that says who there is, no sum counts as the whole: *under-counts*, by
+//! all that replicas spent whom nobody here has heard of.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,9 @@ use crate::ledger_query::{Coverage, ReplicaRead, Spend};
 /// For one peer. All are asked at once.
 const WITHIN: Duration = Duration::from_secs(2);
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// What a sum over a roster says that the store does not confirm.
+const DEGRADED: &str =
+    "the shared store does not answer, so nobody here knows who else there is: other replicas may be missing";
 
 /// Adds what the peers say to our own answer. `params` is the question as it goes over the wire.
 pub async fn ask(admin: Arc<Admin>, own: Spend, params: Vec<(&'static str, String)>) -> Result<Spend, Fault> {
@@ -70,12 +74,14 @@ pub async fn ask(admin: Arc<Admin>, own: Spend, params: Vec<(&'static str, Strin
             }
         }
     }
+    let is_degraded = is_frozen(&coordination, now);
     let replicas_answered = reads.iter().filter(|read| read.error.is_none()).count();
     merged.coverage = Coverage {
         replicas_total: u32::try_from(reads.len()).unwrap_or(u32::MAX),
         replicas_answered: u32::try_from(replicas_answered).unwrap_or(u32::MAX),
-        is_partial: replicas_answered < reads.len(),
-        basis: if is_frozen(&coordination, now) { "roster_degraded" } else { "roster" }.to_owned(),
+        is_partial: is_degraded || replicas_answered < reads.len(),
+        basis: if is_degraded { "roster_degraded" } else { "roster" }.to_owned(),
+        note: is_degraded.then(|| DEGRADED.to_owned()),
         replicas: reads,
     };
     Ok(merged)
