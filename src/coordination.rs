@@ -31,7 +31,7 @@ pub struct Coordination {
     pub membership: Membership,
     /// The roster, and the exchange of burn.
     pub fleet: FleetState,
-    /// What went wrong last when admissions were asked for.
+    /// What was said to the last failure of the breaker; empty where nothing was, as by a call that got no answer in time.
     pub admissions_trouble: LastTrouble,
     /// What is wrong with the exchange of burn and heartbeats; empty while nothing is.
     pub exchange_trouble: LastTrouble,
@@ -55,20 +55,13 @@ pub struct StoreTrouble {
 #[derive(Default)]
 pub struct LastTrouble(ArcSwapOption<StoreTrouble>);
 
-/// The same trouble is news again when it was not heard of for this long.
-const NEWS_AGAIN_MS: i64 = 60_000;
-
 impl LastTrouble {
-    /// Keeps it. `true` when it is news: other words than last time, or the same after a minute without.
-    pub fn told(&self, error: &str, at: WallMs) -> bool {
-        let before = self.0.load();
-        let before_ms = before.as_ref().filter(|before| before.error == error).map(|before| before.at.0);
-        let since_ms = before_ms.map_or(i64::MAX, |before_ms| at.0.saturating_sub(before_ms));
-        // A server that refuses every call of a busy core is written down once a second.
-        if since_ms.unsigned_abs() >= 1_000 {
+    /// Keeps it. A server that refuses every call of a busy core is written down once a second.
+    pub fn told(&self, error: &str, at: WallMs) {
+        let is_kept = |before: &StoreTrouble| before.error == error && at.0.abs_diff(before.at.0) < 1_000;
+        if !self.0.load().as_deref().is_some_and(is_kept) {
             self.0.store(Some(Arc::new(StoreTrouble { error: error.to_owned(), at })));
         }
-        since_ms >= NEWS_AGAIN_MS
     }
 
     /// It is over.
@@ -172,15 +165,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_is_news_when_it_begins_changes_or_comes_back() {
+    fn the_last_trouble_is_kept_in_its_own_words_and_a_second_old_at_most() {
         let trouble = LastTrouble::default();
-        assert!(trouble.told("OOM", WallMs(0)));
-        // A core that is refused thousands of times a second: one line, and an instant that is a second old at most.
-        assert!((1..5_000).all(|at_ms| !trouble.told("OOM", WallMs(at_ms))));
-        assert_eq!(trouble.get().map(|last| (last.error.clone(), last.at)), Some(("OOM".to_owned(), WallMs(4_000))));
-        assert!(trouble.told("READONLY", WallMs(5_000)));
-        assert!(!trouble.told("READONLY", WallMs(64_000)) && trouble.told("READONLY", WallMs(124_000)));
+        (0..5_000).for_each(|at_ms| trouble.told("OOM", WallMs(at_ms)));
+        let kept = || trouble.get().map(|last| (last.error.clone(), last.at));
+        assert_eq!(kept(), Some(("OOM".to_owned(), WallMs(4_000))));
+        trouble.told("READONLY", WallMs(4_001));
+        assert_eq!(kept(), Some(("READONLY".to_owned(), WallMs(4_001))));
         trouble.clear();
-        assert!(trouble.get().is_none() && trouble.told("READONLY", WallMs(124_001)));
+        assert_eq!(kept(), None);
     }
 }

@@ -105,12 +105,28 @@ impl Bench {
     #[track_caller]
     fn is_explained_by(&self, any_of: &[&str]) {
         let explains = |text: &str| any_of.iter().any(|words| text.contains(words));
-        let health = self.gateway.admin_get("/tt/api/v1/governance/health").expect(200).json();
-        let error = health["breaker"]["last_error"]["error"].as_str().unwrap_or_default();
-        assert!(explains(error), "{}", health["breaker"]);
+        let breaker = self.breaker();
+        let error = breaker["last_error"]["error"].as_str().unwrap_or_default();
+        // On a busy machine the last of five may have missed its 5 ms: nothing was said to that one.
+        let is_missed = |failure: &Value| failure == MISSED;
+        assert!(explains(error) || is_missed(&breaker["last_failure"]), "{breaker}");
+        let opened = self.opened();
+        let (why, error) = (&opened["why"], opened["error"].as_str().unwrap_or_default());
+        assert!(explains(error) || is_missed(why), "{opened}");
+        assert!(self.gateway.log_text().lines().any(explains), "{}", self.gateway.log_text());
+    }
+
+    #[track_caller]
+    fn breaker(&self) -> Value {
+        self.gateway.admin_get("/tt/api/v1/governance/health").expect(200).json()["breaker"].clone()
+    }
+
+    /// The last line of the log that says that the breaker opened.
+    #[track_caller]
+    fn opened(&self) -> Value {
         let log = self.gateway.log_text();
-        let opened = log.lines().filter(|line| line.contains("the breaker is open")).any(explains);
-        assert!(opened, "{log}");
+        let line = log.lines().rfind(|line| line.contains("the breaker is open"));
+        line.and_then(|line| serde_json::from_str(line).ok()).unwrap_or_else(|| panic!("it did not open: {log}"))
     }
 
     fn fallbacks(&self, reason: &str) -> u64 {
@@ -174,6 +190,45 @@ impl Bench {
 #[test]
 fn c32_frozen_by_a_stop_signal() {
     Bench::start(RPM_4).suffers(MISSED, |bench| bench.redis.freeze(), |bench| bench.redis.thaw());
+}
+
+/// What was said in one outage is not said of the next: a call that got no answer has no words of its own.
+#[test]
+fn each_failure_is_shown_with_what_was_said_to_it_and_with_nothing_else() {
+    let (mock, redis) = (Mock::start(), RedisServer::start());
+    let proxy = TcpProxy::to(redis.addr); // nobody takes it: what is refused must be refused by the system
+    redis.kill();
+    let gateway = Setup::with_mock(&mock).redis(&redis.address()).limit("team_rpm", "rpm", RPM_4).start();
+    let key = gateway.mint(DEV1);
+    let bench = Bench { mock, redis, proxy, gateway, key };
+    let pair = || {
+        let breaker = bench.breaker();
+        let words = breaker["last_error"]["error"].as_str().unwrap_or_default().to_owned();
+        (breaker["last_failure"].as_str().unwrap_or_default().to_owned(), words)
+    };
+    until("a call that finds no connection", SOON, || bench.call().1.as_deref() == Some(ERROR));
+    let refused = (ERROR.to_owned(), "Connection refused (os error 111)".to_owned());
+    until("the system's words", SOON, || pair() == refused);
+    bench.redis.restart();
+    bench.wait_healthy();
+    assert_eq!((&bench.breaker()["last_failure"], &bench.breaker()["last_error"]), (&Value::Null, &Value::Null));
+    bench.redis.freeze();
+    let silent = |words: &str| words.is_empty() || words.starts_with("no answer within");
+    until("the breaker to open", SOON, || {
+        let (_, why) = bench.call();
+        let (failure, words) = pair();
+        assert!(failure != MISSED || silent(&words), "{failure}: {words}");
+        why.as_deref() == Some(OPEN)
+    });
+    let opened = bench.opened();
+    assert_eq!((&opened["why"], &opened["error"]), (&json!(MISSED), &json!("no answer in time")), "{opened}");
+    // It ends for good: what connecting anew meets is the last failure, and its words go with it.
+    assert_eq!(pair().0, MISSED);
+    bench.redis.kill();
+    until("connecting anew to be refused", SOON, || pair() == refused);
+    assert_eq!(bench.live_suspension().as_deref(), Some(OPEN));
+    bench.redis.restart();
+    bench.wait_healthy();
 }
 
 /// C32 again, as the case has it: 200 calls one after the other. Only those before the breaker opens wait, by what the rows

@@ -134,9 +134,9 @@ struct Exchange {
 struct Breaker {
     state: &'static str,
     consecutive_failures: u32,
-    /// What the last failed call met; null after a success.
+    /// What the last call met, or while open the last attempt to connect; null after a success.
     last_failure: Option<&'static str>,
-    /// In the words of the server or of the system, where there were any; null after a success.
+    /// In the words of the server or of the system, where that failure had any; null after a success.
     last_error: Option<LastError>,
     /// Until a call may find out whether Redis is back; null while closed.
     next_probe_ms: Option<u64>,

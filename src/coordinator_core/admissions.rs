@@ -5,6 +5,8 @@
 //! probe fails it is made anew, which resolves the name anew: a server that moved is found, and one that hangs is not
 //! waited for.
 
+mod news;
+
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,12 +28,13 @@ use shards::suspend::Reason;
 use shards::units::{MonoNs, WallMs};
 use tokio::sync::Notify;
 
+use self::news::News;
 use crate::coordination::Coordination;
 use crate::coordination::desk::{Answer, Question};
 use crate::shared::Shared;
 
-/// What the server said this long ago belongs to the failures that open the breaker now.
-const SAID_LATELY_MS: i64 = 10_000;
+/// What is said of a reply that a script of ours does not give.
+const STRANGE: &str = "the server answers in words that are not our script's";
 
 /// A core and its ticket.
 type Asker = (usize, TicketId);
@@ -48,6 +51,7 @@ enum Link {
         soonest: MonoNs,
         until: MonoNs,
         reason: Reason,
+        error: String,
     },
 }
 
@@ -65,6 +69,7 @@ pub struct Admissions {
     words: Vec<i64>,
     pause_ns: u64,
     late: u64,
+    news: News,
     /// Some call has needed the connection, though it may be gone by now, and its limit with it.
     was_asked: bool,
 }
@@ -96,6 +101,7 @@ impl Admissions {
             words: Vec::new(),
             pause_ns: DIAL_PAUSE_NS,
             late: 0,
+            news: News::default(),
             was_asked: false,
         }
     }
@@ -115,9 +121,9 @@ impl Admissions {
             }
             self.take_replies().await;
             // Misses come before what was asked after them: the breaker counts a call that began after a miss.
-            self.lane.tick(now(), &self.coordination.breaker);
+            self.declare_misses();
             self.take_questions();
-            self.lane.tick(now(), &self.coordination.breaker); // a call that lay here for too long is not made
+            self.declare_misses(); // a call that lay here for too long is not made
             self.keep_connected();
             self.write().await;
             self.answer();
@@ -166,6 +172,12 @@ impl Admissions {
         }
     }
 
+    /// Nobody says anything to a call that got no answer in time.
+    fn declare_misses(&mut self) {
+        self.lane.tick(now(), &self.coordination.breaker);
+        explain(&mut self.lane, &self.coordination, None);
+    }
+
     /// Reads what is there, without waiting for more, and tells it to the lane.
     async fn take_replies(&mut self) {
         let Link::Up(connection) = &mut self.link else { return };
@@ -181,14 +193,16 @@ impl Admissions {
                 Ok(None) => break read.err(),
                 Err(trouble) => break Some(trouble),
             };
-            if let Some(error) = reply.error() {
-                heard(&self.coordination, &error);
+            let error = reply.error();
+            if let Some(error) = &error {
+                heard(&mut self.news, error);
             }
             match self.lane.said(spoken(&reply, &mut self.words), now(), &self.coordination.breaker) {
                 Ok(Some(answered)) => self.coordination.answered_in(answered.rtt_ns / 1_000, answered.calls),
                 Ok(None) => {}
                 Err(_) => break Some(Trouble::Unasked),
             }
+            explain(&mut self.lane, &self.coordination, Some(error.as_deref().unwrap_or(STRANGE)));
         };
         if let Some(trouble) = trouble {
             self.broken(&trouble);
@@ -202,9 +216,7 @@ impl Admissions {
         match self.lane.take_turn() {
             Turn::Opened => {
                 let why = self.coordination.breaker.last_failure().map_or("", Reason::as_str);
-                // The last of five may have missed its 5 ms while a new connection was refused: what was said is said.
                 let trouble = self.coordination.admissions_trouble.get();
-                let trouble = trouble.filter(|trouble| wall().0.saturating_sub(trouble.at.0) < SAID_LATELY_MS);
                 let error = trouble.as_ref().map_or("no answer in time", |trouble| &trouble.error);
                 tracing::warn!(
                     why,
@@ -224,7 +236,10 @@ impl Admissions {
             Link::Unused if self.was_asked || self.is_named() => self.dial(),
             Link::Down { until, .. } if now() >= until => self.dial(),
             Link::Down { soonest, .. } if self.lane.has_waiting() && now() >= soonest => self.dial(),
-            Link::Down { reason, .. } => self.lane.unreachable(reason, now(), &self.coordination.breaker),
+            Link::Down { reason, ref error, .. } => {
+                self.lane.unreachable(reason, now(), &self.coordination.breaker);
+                explain(&mut self.lane, &self.coordination, Some(error));
+            }
             _ => {}
         }
     }
@@ -261,21 +276,24 @@ impl Admissions {
     }
 
     fn not_connected(&mut self, trouble: &Trouble) {
-        self.coordination.admissions_trouble.told(&trouble.to_string(), wall());
+        let (reason, error) = (reason_of(trouble), trouble.to_string());
+        if self.coordination.breaker.not_connected(reason) {
+            self.coordination.admissions_trouble.told(&error, wall());
+        }
         if self.pause_ns == DIAL_PAUSE_NS {
             // Once, and not for every attempt that follows.
-            tracing::warn!(redis = ?self.endpoint, error = %trouble, "redis: cannot connect; trying again");
+            tracing::warn!(redis = ?self.endpoint, error, "redis: cannot connect; trying again");
         }
         let (soonest, until) = (now().plus_ns(DIAL_AGAIN_NS), now().plus_ns(self.pause_ns));
-        self.link = Link::Down { soonest, until, reason: reason_of(trouble) };
+        self.link = Link::Down { soonest, until, reason, error };
         self.pause_ns = (self.pause_ns * 2).min(DIAL_PAUSE_MAX_NS);
         self.coordination.set_reachable(false);
     }
 
     fn broken(&mut self, trouble: &Trouble) {
-        self.coordination.admissions_trouble.told(&trouble.to_string(), wall());
         tracing::warn!(redis = ?self.endpoint, error = %trouble, "redis: the connection for admissions broke");
         self.give_up(reason_of(trouble));
+        explain(&mut self.lane, &self.coordination, Some(&trouble.to_string()));
         self.dial();
     }
 
@@ -333,10 +351,22 @@ fn wall() -> WallMs {
     WallMs(clock::wall_ms())
 }
 
-/// The server answered a call with an error: its own words, in the log once a minute and on the health page. A script that
-/// it forgot is no trouble.
-fn heard(coordination: &Coordination, error: &str) {
-    if !error.starts_with("NOSCRIPT") && coordination.admissions_trouble.told(error, wall()) {
+/// What was said, if anything, to the calls that failed in the step before: it belongs to their failure and to no other. A
+/// failure that the breaker did not take for its last one leaves what is said of that.
+fn explain(lane: &mut Lane<Asker>, coordination: &Coordination, error: Option<&str>) {
+    let Some(reason) = lane.take_failure() else { return };
+    if coordination.breaker.last_failure() != Some(reason) {
+        return;
+    }
+    match error {
+        Some(error) => coordination.admissions_trouble.told(error, wall()),
+        None => coordination.admissions_trouble.clear(),
+    }
+}
+
+/// The server answered a call with an error: its own words, in the log once a minute. A script that it forgot is no trouble.
+fn heard(news: &mut News, error: &str) {
+    if !error.starts_with("NOSCRIPT") && news.heard(error, wall()) {
         tracing::warn!(error, "redis: the server answers admissions with an error; local cells answer them");
     }
 }

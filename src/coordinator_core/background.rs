@@ -233,7 +233,7 @@ impl Background {
         let said = self.trouble.outcome(outcome.as_ref().err());
         let page = &self.coordination.exchange_trouble;
         match (&outcome, said) {
-            (Err(failed), _) => drop(page.told(failed.words(), now().wall)),
+            (Err(failed), _) => page.told(failed.words(), now().wall),
             (Ok(()), Some(_)) => page.clear(),
             (Ok(()), None) => {}
         }

@@ -184,6 +184,17 @@ impl Breaker {
         }
     }
 
+    /// What an attempt to connect met. While it is open nobody calls, and this is the last failure; it moves nothing else.
+    /// `false` while it is not.
+    pub fn not_connected(&self, reason: Reason) -> bool {
+        let seen = self.word.load(WORD_ALONE);
+        let before = Word::unpack(seen);
+        let met = Word { reason: Some(reason), ..before }.pack();
+        // Fails only when a core took the probe meanwhile, and then that is about to say more.
+        matches!(before.state, State::Open { .. })
+            && self.word.compare_exchange(seen, met, WORD_ALONE, WORD_ALONE).is_ok()
+    }
+
     pub fn state(&self) -> State {
         Word::unpack(self.word.load(WORD_ALONE)).state
     }
@@ -283,6 +294,20 @@ mod tests {
         let breaker = opened();
         breaker.note(Reason::RedisEvalError);
         assert_eq!(breaker.last_failure(), Some(Reason::RedisDeadlineExceeded));
+    }
+
+    #[test]
+    fn while_it_is_open_the_last_attempt_to_connect_is_the_last_failure_and_moves_nothing() {
+        let breaker = Breaker::default();
+        assert!(!breaker.not_connected(Reason::RedisEvalError), "calls find that out");
+        assert_eq!((breaker.last_failure(), breaker.suspended()), (None, None));
+        let breaker = opened();
+        let state = breaker.state();
+        assert!(breaker.not_connected(Reason::RedisEvalError));
+        assert_eq!((breaker.last_failure(), breaker.state()), (Some(Reason::RedisEvalError), state));
+        assert_eq!(breaker.suspended(), Some(Reason::RedisBreakerOpen));
+        assert_eq!(breaker.pass(MonoNs(5 * SECOND), true), Pass::Probe);
+        assert!(!breaker.not_connected(Reason::RedisDeadlineExceeded), "the probe says what it met");
     }
 
     #[test]

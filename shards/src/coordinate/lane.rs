@@ -88,6 +88,8 @@ pub struct Lane<K> {
     /// No call's deadline is earlier.
     earliest: MonoNs,
     last_failure: Option<MonoNs>,
+    /// Of the last call that failed since this was asked for.
+    why: Option<Reason>,
     turn: Turn,
     late: u64,
 }
@@ -135,6 +137,7 @@ impl<K: Copy> Default for Lane<K> {
             last_runs: HashMap::default(),
             earliest: MonoNs(u64::MAX),
             last_failure: None,
+            why: None,
             turn: Turn::None,
             late: 0,
         }
@@ -281,6 +284,7 @@ impl<K: Copy> Lane<K> {
         } else {
             breaker.note(reason);
         }
+        self.why = Some(reason);
         let told = self.waiting.drain(..).map(|taken| (taken.asked.to, Err(reason)));
         self.outcomes.extend(told);
     }
@@ -293,6 +297,11 @@ impl<K: Copy> Lane<K> {
     /// What the breaker did since the last time.
     pub fn take_turn(&mut self) -> Turn {
         std::mem::replace(&mut self.turn, Turn::None)
+    }
+
+    /// Why the last call failed, if one did since the last time. Asked after each step, it tells what the step did.
+    pub fn take_failure(&mut self) -> Option<Reason> {
+        self.why.take()
     }
 
     /// When [`Lane::tick`] has something to do; `None` while nobody waits.
@@ -324,6 +333,7 @@ impl<K: Copy> Lane<K> {
         } else {
             breaker.note(reason);
         }
+        self.why = Some(reason);
     }
 
     fn turned(&mut self, turn: Turn) {
@@ -410,6 +420,24 @@ mod tests {
         bench.said(Said::Words(&[-61]), 1);
         assert_eq!(bench.outcomes(), [(1, Ok(true)), (2, Ok(false))]);
         assert_eq!(bench.lane.said(Said::Words(&[1]), MonoNs(MS), &bench.breaker), Err(OutOfLine));
+    }
+
+    #[test]
+    fn each_step_tells_why_a_call_failed_in_it_and_nothing_of_the_step_before() {
+        let mut bench = Bench::new();
+        (1..=3).for_each(|to| bench.ask(to, 0));
+        bench.write(0);
+        bench.said(Said::Error, 1);
+        assert_eq!(bench.lane.take_failure(), Some(Reason::RedisEvalError));
+        bench.said(Said::Words(&[1]), 1);
+        assert_eq!(bench.lane.take_failure(), None);
+        bench.tick(5);
+        assert_eq!(bench.lane.take_failure(), Some(Reason::RedisDeadlineExceeded));
+        bench.lane.broke(Reason::RedisReplyMalformed, MonoNs(6 * MS), &bench.breaker);
+        assert_eq!(bench.lane.take_failure(), None, "nobody waited for it");
+        bench.ask(4, 7);
+        bench.lane.unreachable(Reason::RedisEvalError, MonoNs(7 * MS), &bench.breaker);
+        assert_eq!(bench.lane.take_failure(), Some(Reason::RedisEvalError));
     }
 
     #[test]
