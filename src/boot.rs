@@ -4,7 +4,7 @@
 //! config → name → descriptors → ledger (lock, catch up, last stop) → keys → mock → rules → ports → accountant
 //! → coordinator → identity → cores → control
 //! SIGTERM → readiness off → cores drain → accountant writes the last rows → checkpoint → coordinator leaves → exit 0
-//! SIGTERM again → cores cut what still runs → the same end
+//! SIGTERM again → cores cut what still runs, and the coordinator its leave → the same end
 //! ```
 //!
 //! A thread that dies of a panic ends the process, loudly: a gateway with a missing core is worse than a restart.
@@ -327,7 +327,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
              for a config of your own"
         );
     }
-    control::serve(&control, admin)?;
+    let stop = control::serve(&control, admin)?;
 
     // Stop. The cores were told when the signal came.
     for core in cores {
@@ -340,8 +340,7 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
         Err(_) => mark.stay(),
     }
     if let (Some(coordination), Some(coordinator)) = (&shared.coordination, coordinator) {
-        coordination.stop();
-        let _ = coordinator.join();
+        control::goodbye(coordination, stop, move || drop(coordinator.join()));
     }
     written?;
     tracing::info!("stopped");

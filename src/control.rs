@@ -6,11 +6,12 @@ use std::sync::Arc;
 use io::ring::Pager;
 use io::upstream::Resolver;
 use shards::rate::Clock0;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin;
 use crate::audit::{AuditFile, Who};
 use crate::config::{self, Config, Origin, Secrets};
+use crate::coordination::Coordination;
 use crate::coordination::fleet::Command;
 use crate::rules::Rules;
 use crate::shared::Shared;
@@ -143,21 +144,39 @@ fn keep_what_runs(config: &mut Config, running: &Config) {
     config.fleet = running.fleet.clone();
 }
 
-/// Serves the admin port until SIGTERM or SIGINT. Waits for that.
-pub fn serve(control: &Arc<Control>, listener: TcpListener) -> std::io::Result<()> {
+/// SIGTERM and SIGINT, for as long as the process stops.
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(StopSignals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Waits for one. One that came while nobody waited is heard by the next who does, on whichever runtime.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Serves the admin port until SIGTERM or SIGINT, and until the data cores are done or their time is over. Waits for that.
+pub fn serve(control: &Arc<Control>, listener: TcpListener) -> std::io::Result<StopSignals> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut stop = StopSignals::listen()?;
         let mut hangup = signal(SignalKind::hangup())?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let admin = tokio::spawn(admin::serve(listener, control.clone()));
         let refresh = tokio::spawn(refresh_keys(control.clone()));
         loop {
             tokio::select! {
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+                () = stop.next() => break,
                 // On the blocking pool: a reload that waits for the disk must not keep a SIGTERM waiting.
                 _ = hangup.recv() => drop(tokio::task::spawn_blocking({
                     let control = control.clone();
@@ -182,14 +201,32 @@ pub fn serve(control: &Arc<Control>, listener: TcpListener) -> std::io::Result<(
                 break;
             }
             tokio::select! {
-                _ = terminate.recv() => control.cut_short(),
-                _ = interrupt.recv() => control.cut_short(),
+                () = stop.next() => control.cut_short(),
                 () = tokio::time::sleep(std::time::Duration::from_millis(10)) => {}
             }
         }
         admin.abort();
-        Ok(())
+        Ok(stop)
     })
+}
+
+/// Has the coordinator take its leave of the shared store, and waits for that; it is bounded there. Another signal ends it
+/// now.
+pub fn goodbye(coordination: &Coordination, mut stop: StopSignals, coordinator: impl FnOnce() + Send + 'static) {
+    coordination.stop();
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return coordinator(); // no signal cuts it then
+    };
+    runtime.block_on(async {
+        let mut ended = tokio::task::spawn_blocking(coordinator);
+        tokio::select! {
+            _ = &mut ended => return,
+            () = stop.next() => {}
+        }
+        tracing::warn!("told to stop again: the goodbye to the shared store is cut short");
+        coordination.hurry();
+        let _ = ended.await; // a thread that panicked has ended the process
+    });
 }
 
 /// A key minted or revoked by the command line beside us takes effect within this time.

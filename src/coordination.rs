@@ -39,8 +39,8 @@ pub struct Coordination {
     reachable: AtomicBool,
     late_replies: AtomicU64,
     rtt: Mutex<Histogram>,
-    stopping: AtomicBool,
-    stop: Notify,
+    stop: Told,
+    hurry: Told,
     wake: Arc<Notify>,
 }
 
@@ -86,8 +86,8 @@ impl Coordination {
             reachable: AtomicBool::new(true),
             late_replies: AtomicU64::new(0),
             rtt: Mutex::new(Histogram::new(&OVERHEAD_BOUNDS_US)),
-            stopping: AtomicBool::new(false),
-            stop: Notify::new(),
+            stop: Told::default(),
+            hurry: Told::default(),
             wake,
         }
     }
@@ -145,16 +145,43 @@ impl Coordination {
 
     /// Tells the coordinator to take its leave and end. Called once the last row is folded.
     pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
-        self.stop.notify_waiters();
+        self.stop.tell();
     }
 
     /// Waits until [`Coordination::stop`] was called.
     pub async fn stopped(&self) {
-        let mut notified = std::pin::pin!(self.stop.notified());
-        // First in line, then look: a stop between the two wakes us.
+        self.stop.told().await;
+    }
+
+    /// Tells the coordinator to end now, whatever the store has not heard.
+    pub fn hurry(&self) {
+        self.hurry.tell();
+    }
+
+    /// Waits until [`Coordination::hurry`] was called.
+    pub async fn hurried(&self) {
+        self.hurry.told().await;
+    }
+}
+
+/// Something that is said once, and heard by whoever waits for it then or later.
+#[derive(Default)]
+struct Told {
+    is_told: AtomicBool,
+    wake: Notify,
+}
+
+impl Told {
+    fn tell(&self) {
+        self.is_told.store(true, Ordering::Release);
+        self.wake.notify_waiters();
+    }
+
+    async fn told(&self) {
+        let mut notified = std::pin::pin!(self.wake.notified());
+        // First in line, then look: a word between the two wakes us.
         notified.as_mut().enable();
-        if !self.stopping.load(Ordering::Acquire) {
+        if !self.is_told.load(Ordering::Acquire) {
             notified.await;
         }
     }

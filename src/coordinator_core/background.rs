@@ -8,14 +8,18 @@ mod kept;
 mod trouble;
 mod words;
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use io::clock;
 use io::redis::{Call, Endpoint, Line, Reply as Answer, Trouble};
 use io::ring::Pager;
 use shards::converge::{BATCH, Converge, Job, LOOK_NS, PARTS, PeerShown};
+use shards::coordinate::breaker::State;
 use shards::coordinate::numbers::BACKGROUND_DEADLINE_NS;
 use shards::limit::Class;
 use shards::membership::roster::{Card, Roster};
@@ -31,9 +35,14 @@ use crate::shared::Shared;
 
 /// How long any call may take.
 const WITHIN: Duration = Duration::from_nanos(BACKGROUND_DEADLINE_NS);
-/// A stop waits for the last publication this long, then goes without it: the ledger has it, and the next start or an
-/// operator's decommission settles it.
+/// A stop waits for the last publication and the goodbye this long, while the store answers; then it goes without: the ledger
+/// has the burn, and the next start or an operator's decommission settles it.
 const FAREWELL_NS: u64 = 2_000_000_000;
+/// And this long for a store that gives no answer, from the stop or its last answer on: one that is busy needs less.
+const FAREWELL_SILENT_NS: u64 = 1_000_000_000;
+/// And this long where it gave none before (the breaker is open, the last call failed), or when we were told to stop twice.
+/// More than a round trip to wherever a Redis may be.
+const FAREWELL_OUT_NS: u64 = 250_000_000;
 /// Unpublished rows are counted for pages this often.
 const COUNT_EVERY_NS: u64 = 250_000_000;
 /// How often the store is asked whether it may evict keys.
@@ -74,9 +83,43 @@ pub async fn run(endpoint: Endpoint, shared: Arc<Shared>, coordination: Arc<Coor
         gone: HashMap::new(),
         trouble: Said::default(),
         generations_lost: 0,
+        has_left: false,
+        answered: Rc::default(),
     };
-    background.serve(inbox).await;
-    background.take_leave().await;
+    let over =
+        farewell_is_over(background.shared.clone(), background.coordination.clone(), background.answered.clone());
+    // Whatever is under way when it is over is given up with the connection.
+    tokio::select! {
+        () = async {
+            background.serve(inbox).await;
+            background.take_leave().await;
+        } => {}
+        () = over => {}
+    }
+    background.tell_what_was_not_heard();
+}
+
+/// Waits until a stop need not wait any more for what the store has not heard: [`FAREWELL_NS`] and its like.
+async fn farewell_is_over(shared: Arc<Shared>, coordination: Arc<Coordination>, answered: Rc<Cell<MonoNs>>) {
+    coordination.stopped().await;
+    let began = now().mono;
+    let is_out = !matches!(coordination.breaker.state(), State::Closed { .. })
+        || coordination.exchange_trouble.get().is_some()
+        || shared.cutting.load(Ordering::Acquire);
+    let patience_ns = if is_out { FAREWELL_OUT_NS } else { FAREWELL_SILENT_NS };
+    let given_up = async {
+        loop {
+            let until = answered.get().max(began).plus_ns(patience_ns).min(began.plus_ns(FAREWELL_NS));
+            match until.since(now().mono) {
+                0 => return,
+                left_ns => tokio::time::sleep(Duration::from_nanos(left_ns)).await,
+            }
+        }
+    };
+    tokio::select! {
+        () = given_up => {}
+        () = coordination.hurried() => {}
+    }
 }
 
 struct Background {
@@ -100,6 +143,10 @@ struct Background {
     gone: HashMap<String, u64>,
     trouble: Said,
     generations_lost: u64,
+    /// The store has heard our goodbye.
+    has_left: bool,
+    /// When the store last did what it was asked.
+    answered: Rc<Cell<MonoNs>>,
 }
 
 impl Background {
@@ -220,6 +267,7 @@ impl Background {
                 self.card.skew_ms =
                     middle_ms.saturating_sub(i64::try_from(snapshot.now_us / 1_000).unwrap_or(i64::MAX));
                 self.outcome(Ok(()));
+                self.has_left = self.is_leaving;
                 let changed = self.roster.heard(snapshot, began.mono);
                 self.forget_gone(ended.mono);
                 self.show_roster(changed, ended.mono);
@@ -230,6 +278,9 @@ impl Background {
 
     /// How a call ended, for the health page, and for the log when that is news.
     fn outcome(&mut self, outcome: Result<(), Failed>) {
+        if outcome.is_ok() {
+            self.answered.set(now().mono);
+        }
         let said = self.trouble.outcome(outcome.as_ref().err());
         let page = &self.coordination.exchange_trouble;
         match (&outcome, said) {
@@ -417,19 +468,31 @@ impl Background {
         self.coordination.fleet.convergence.terms.forget(now.wall, |key| registry.get(key).is_some());
     }
 
-    /// The process ends: the last burn out, and goodbye.
+    /// The process ends: the last burn out, and goodbye, where a drain has not said it. Whoever awaits this gives it up when it
+    /// takes too long.
     async fn take_leave(&mut self) {
-        let until_ns = now().mono.0 + FAREWELL_NS;
         self.is_leaving = true;
-        self.beat().await;
         self.exchange().await; // takes in what the accountant told last
         self.converge.flush_all(now());
-        while self.exchanges() && !self.converge.is_flushed() && now().mono.0 < until_ns {
+        while self.exchanges() && !self.converge.is_flushed() {
             self.exchange().await;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        if !self.has_left {
+            self.beat().await;
+        }
+    }
+
+    /// Of the leave that was taken.
+    fn tell_what_was_not_heard(&mut self) {
+        for own in self.coordination.fleet.convergence.take_told() {
+            self.converge.own(own.scope, own.calendar, own.period, own.burn, own.rows);
+        }
         if self.exchanges() && !self.converge.is_flushed() {
             tracing::warn!(rows = self.converge.unsent_rows(), "burn that peers did not hear of; it is in the ledger");
+        }
+        if !self.has_left {
+            tracing::warn!("peers did not hear the goodbye; a liveness window of silence tells them");
         }
     }
 }
