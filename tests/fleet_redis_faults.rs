@@ -124,9 +124,11 @@ impl Bench {
     /// The last line of the log that says that the breaker opened.
     #[track_caller]
     fn opened(&self) -> Value {
-        let log = self.gateway.log_text();
-        let line = log.lines().rfind(|line| line.contains("the breaker is open"));
-        line.and_then(|line| serde_json::from_str(line).ok()).unwrap_or_else(|| panic!("it did not open: {log}"))
+        // A verdict may be out before the coordinator has written down why.
+        until_some("the log to say that it opened", SOON, || {
+            let log = self.gateway.log_text();
+            serde_json::from_str(log.lines().rfind(|line| line.contains("the breaker is open"))?).ok()
+        })
     }
 
     fn fallbacks(&self, reason: &str) -> u64 {
