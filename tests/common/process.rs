@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::wait::{until, until_some};
 
@@ -33,6 +33,9 @@ impl Lines {
     }
 }
 
+/// What the last lines of a process may take to be read here. A grandchild that keeps a pipe open hangs nobody for longer.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
 pub struct Process {
     child: Mutex<Child>,
     pub pid: u32,
@@ -58,9 +61,15 @@ impl Process {
         self.child.lock().unwrap().try_wait().expect("our own child can be waited for")
     }
 
+    /// Waits until it is gone and its last lines are here.
     #[track_caller]
     pub fn wait_exit(&self, within: Duration) -> ExitStatus {
-        until_some("the process to exit", within, || self.exited())
+        let status = until_some("the process to exit", within, || self.exited());
+        let deadline = Instant::now() + LAST_LINES;
+        while !self.followers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        status
     }
 
     pub fn terminate(&self) {
