@@ -69,6 +69,10 @@ pub struct Accountant {
     is_rollup_exact: bool,
     /// A row of the batch was given up.
     gave_up: bool,
+    /// Since the disk took rows last.
+    given_up_rows: u64,
+    /// The last sync failed. The system tells of a write-back that failed once, and the next sync succeeds.
+    sync_failed: bool,
     unsynced_since_ns: Option<u64>,
     retry_at_ns: u64,
     checkpoint_at_ns: u64,
@@ -91,9 +95,22 @@ impl Accountant {
     }
 }
 
-/// Takes rows until every core is gone and every ring is empty. Waits. Gives the rows that the disk did not take to the end:
-/// they are lost.
-pub fn run(mut accountant: Accountant, mut rows: Vec<RingReceiver<Box<Row>>>, shared: &Shared, pager: &Pager) -> u64 {
+/// What the disk did not take to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unwritten {
+    /// So many of the last rows are in no file.
+    Lost { rows: u64 },
+    /// The last rows are in the file, and it failed to put them on the disk.
+    Unsynced,
+}
+
+/// Takes rows until every core is gone and every ring is empty. Waits.
+pub fn run(
+    mut accountant: Accountant,
+    mut rows: Vec<RingReceiver<Box<Row>>>,
+    shared: &Shared,
+    pager: &Pager,
+) -> Result<(), Unwritten> {
     if accountant.sync == Sync::Interval
         && let Err(error) = cpu::wait_for_a_turn()
     {
@@ -175,6 +192,7 @@ impl Accountant {
         if self.waiting.len() >= WAITING_BYTES_MAX {
             ledger.drop_rows(1);
             self.gave_up = true;
+            self.given_up_rows += 1;
             self.batch.push(row); // lost to the record, but spent
             return;
         }
@@ -207,6 +225,7 @@ impl Accountant {
                 let rows = usize::try_from(self.waiting_rows).unwrap_or(usize::MAX);
                 shared.ledger.remember(&mut self.waiting, rows);
                 self.waiting_rows = 0;
+                self.given_up_rows = 0;
                 self.unsynced_since_ns.get_or_insert(now_ns);
                 self.retry_at_ns = 0;
                 if shared.ledger.recovered() {
@@ -245,6 +264,7 @@ impl Accountant {
             let began_ns = clock::mono_ns();
             let outcome = self.log.sync();
             shared.ledger.took(DiskWork::Sync, clock::mono_ns().saturating_sub(began_ns));
+            self.sync_failed = outcome.is_err();
             match outcome {
                 Ok(()) => self.unsynced_since_ns = None,
                 Err(error) => {
@@ -338,19 +358,26 @@ impl Accountant {
         }
     }
 
-    /// The process ends: the last rows, and where the meters stand. Gives the rows that are lost.
-    fn finish(&mut self, shared: &Shared) -> u64 {
+    /// The process ends: the last rows, and where the meters stand.
+    fn finish(&mut self, shared: &Shared) -> Result<(), Unwritten> {
         self.retry_at_ns = 0;
+        let given_up_rows = self.given_up_rows; // a write that succeeds now does not bring them back
         self.write(shared, clock::mono_ns());
         if let Err(error) = self.log.sync() {
+            self.failed(shared, clock::mono_ns(), &error);
             tracing::error!(%error, "the last rows may not be on disk");
+            self.sync_failed = true;
         }
         if self.waiting_rows > 0 {
             shared.ledger.drop_rows(self.waiting_rows);
             tracing::error!(rows = self.waiting_rows, "the ledger took no rows until the end; these are lost");
         }
         self.checkpoint();
-        self.waiting_rows
+        match self.waiting_rows + given_up_rows {
+            0 if self.sync_failed => Err(Unwritten::Unsynced),
+            0 => Ok(()),
+            rows => Err(Unwritten::Lost { rows }),
+        }
     }
 }
 
@@ -391,6 +418,8 @@ pub fn open(
         waiting_first_seq: 0,
         is_rollup_exact: true,
         gave_up: false,
+        given_up_rows: 0,
+        sync_failed: false,
         unsynced_since_ns: None,
         retry_at_ns: 0,
         checkpoint_at_ns: clock::mono_ns() + CHECKPOINT_NS,

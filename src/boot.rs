@@ -33,7 +33,7 @@ use shards::registry::Registry;
 use shards::units::{MonoNs, WallMs};
 use tokio::sync::Notify;
 
-use crate::accountant_core;
+use crate::accountant_core::{self, Unwritten};
 use crate::cli::{Failure, Outcome, RunArgs};
 use crate::config::{self, Auto, BaseUrl, Config, Driver, Errors, Loaded, Origin, Secrets, Surroundings};
 use crate::control::{self, Control};
@@ -121,6 +121,12 @@ pub enum BootError {
     RowsLost {
         /// How many.
         rows: u64,
+        /// The system's words.
+        reason: String,
+    },
+    /// It stopped on a disk that did not confirm the last rows.
+    #[error("stopped, but the last rows may not be on the disk ({reason}); the next start tells of it, too")]
+    RowsUnsure {
         /// The system's words.
         reason: String,
     },
@@ -267,12 +273,14 @@ pub fn run(origin: &Origin) -> Result<(), BootError> {
     // Threads.
     let accountant = {
         let (shared, pager) = (shared.clone(), pager.clone());
-        thread("tt-accountant", move || match accountant_core::run(accountant, receivers, &shared, &pager) {
-            0 => Ok(()),
-            rows => {
-                let reason = shared.ledger.trouble().map_or_else(String::new, |trouble| trouble.error);
-                Err(BootError::RowsLost { rows, reason })
-            }
+        thread("tt-accountant", move || {
+            accountant_core::run(accountant, receivers, &shared, &pager).map_err(|unwritten| {
+                let reason = shared.ledger.trouble().map_or_else(|| "see the log".to_owned(), |trouble| trouble.error);
+                match unwritten {
+                    Unwritten::Lost { rows } => BootError::RowsLost { rows, reason },
+                    Unwritten::Unsynced => BootError::RowsUnsure { reason },
+                }
+            })
         })?
     };
     let coordinator = match &config.shared_state.redis {
