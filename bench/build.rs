@@ -5,9 +5,11 @@
 use std::path::Path;
 use std::process::Command;
 
+/// What the harness is made of: an edit is what `+` tells of.
+const MADE_OF: [&str; 7] = ["build.rs", "src", "peers", "scenarios", "Cargo.toml", "../Cargo.toml", "../Cargo.lock"];
+
 fn main() {
-    // What the harness is made of: an edit is what `+` tells of.
-    for path in ["build.rs", "src", "peers", "scenarios", "Cargo.toml", "../Cargo.toml", "../Cargo.lock"] {
+    for path in MADE_OF {
         println!("cargo:rerun-if-changed={path}");
     }
     // HEAD changes when another branch is checked out, its log with each commit.
@@ -26,15 +28,8 @@ fn commit() -> Option<String> {
     git(&["ls-files", "--error-unmatch", "Cargo.toml"])?;
     let commit = git(&["rev-parse", "--short=10", "HEAD"])?;
     // Without the lock: git would write the index anew, which is not ours to touch.
-    let changed = git(&[
-        "--no-optional-locks",
-        "status",
-        "--porcelain",
-        "--untracked-files=no",
-        ".",
-        "../Cargo.toml",
-        "../Cargo.lock",
-    ]);
+    let status = ["--no-optional-locks", "status", "--porcelain", "--untracked-files=no"];
+    let changed = git(&[&status[..], &MADE_OF].concat());
     let is_changed = changed.is_none_or(|list| !list.is_empty());
     Some(if is_changed { commit + "+" } else { commit })
 }

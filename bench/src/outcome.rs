@@ -35,7 +35,7 @@ fn base(cell: &CellResult) -> &str {
 }
 
 fn is_absent_peer(cell: &CellResult) -> bool {
-    cell.skipped.is_some() && PEERS.iter().any(|peer| peer.name == base(cell))
+    cell.skipped.is_some() && !cell.is_broken && PEERS.iter().any(|peer| peer.name == base(cell))
 }
 
 fn why(cell: &CellResult) -> String {
@@ -92,6 +92,9 @@ mod tests {
         let cell = &mut results.scenarios[0].cells[1];
         (cell.target, cell.skipped) = ("nginx+cores=2".into(), Some("nginx is not installed".into()));
         assert!(judge(&results, &words(&["b"]), &[]).is_ok());
+        results.scenarios[0].cells[1].is_broken = true;
+        assert!(judge(&results, &[], &[]).is_ok(), "nobody asked for it");
+        assert!(judge(&results, &words(&["b"]), &[]).is_err(), "it is there and did not start");
         results.scenarios[0].cells[1].target = "governed".into();
         assert!(judge(&results, &words(&["b"]), &[]).is_err());
     }

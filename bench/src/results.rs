@@ -45,6 +45,9 @@ pub struct CellResult {
     /// Why there is no number, when the target is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
+    /// It is installed and did not start.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_broken: bool,
     pub windows: Vec<WindowResult>,
     /// Measured once: memory, system calls, allocations, dropped rows.
     pub facts: BTreeMap<String, f64>,
@@ -159,13 +162,15 @@ impl Results {
 /// Whether a file for a result can be written, asked before anything is measured. What is in it stays until there is a
 /// result; a pipe or a device is not asked, because its reader would see the end.
 pub fn check_writable(path: &Path) -> Result<()> {
+    // Of the entry itself: a link to nothing is there, and is not ours to remove.
+    let is_new = fs::symlink_metadata(path).is_err();
     let found = fs::metadata(path);
     if found.as_ref().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return Ok(());
     }
     let opened = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
     opened.whilst(|| format!("cannot write {}", path.display()))?;
-    if found.is_err() {
+    if is_new {
         let _ = fs::remove_file(path); // a run that fails leaves no empty file
     }
     Ok(())
@@ -184,6 +189,7 @@ pub mod tests {
             target: "direct".to_owned(),
             placement: Placement::of(&[0, 1], 1),
             skipped: None,
+            is_broken: false,
             windows: (0..)
                 .zip(*values)
                 .map(|(round, value)| WindowResult {
@@ -259,6 +265,12 @@ pub mod tests {
         let error = check_writable(Path::new("/nope/x.json")).unwrap_err().to_string();
         assert!(error.starts_with("cannot write /nope/x.json: "), "{error}");
         assert!(check_writable(&std::env::temp_dir()).is_err());
+        // A link to nothing stays a link.
+        let link = path.with_extension("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        check_writable(&link).unwrap();
+        assert!(link.is_symlink());
+        [&link, &path].into_iter().for_each(|left| fs::remove_file(left).unwrap());
         check_writable(Path::new("/dev/null")).unwrap();
     }
 

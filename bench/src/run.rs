@@ -152,6 +152,7 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
             redis: redis.as_ref().map(|redis| redis.addr),
             is_private_network: options.is_private_network,
         };
+        let mut is_broken = false;
         let (target, skipped) = match targets::start(&spec, &cell.name, &around) {
             Ok(target) => (Some(target), None),
             Err(Absent::Skipped(why)) => {
@@ -161,6 +162,7 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
             // Another gateway that does not start is no reason to measure nothing.
             Err(Absent::Broken(trouble)) if matches!(spec.base, Base::Peer(_)) && !stop::is_asked() => {
                 progress.line(&format!("  {} skipped: {trouble}", cell.name));
+                is_broken = true;
                 (None, Some(trouble.to_string()))
             }
             Err(Absent::Broken(trouble)) => return Err(Trouble(format!("{}: {trouble}", cell.name))),
@@ -175,6 +177,7 @@ pub fn scenario(scenario: &Scenario, options: &Options, progress: &Progress) -> 
                 target: cell.target.clone(),
                 placement,
                 skipped,
+                is_broken,
                 windows: Vec::new(),
                 facts,
                 notes: Vec::new(),
@@ -378,6 +381,7 @@ fn take_facts(cell: &mut Running, scenario: &Scenario, progress: &Progress, note
                 cell.result.notes.push(format!("system calls counted with {tool}"));
             }
             Err(why) => {
+                stop::check()?; // then it was not the tools'
                 let why = format!("system calls not counted: {why}");
                 if !notes.contains(&why) {
                     notes.push(why);

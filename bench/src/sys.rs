@@ -188,7 +188,8 @@ pub fn signal(pid: u32, signal: i32) {
 
 /// The signal that asked this process to stop; 0 as long as none has.
 static STOP_SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// When it came, in ns of the monotonic clock.
+/// When the first one came, in ns of the monotonic clock; 0 as long as none has. Set before all else: it tells the first from
+/// the second, also where both are handled at once.
 static STOPPED_NS: AtomicU64 = AtomicU64::new(0);
 /// An eventfd that becomes readable then; -1 as long as no signal is caught.
 static STOP_EVENT: AtomicI32 = AtomicI32::new(-1);
@@ -199,16 +200,20 @@ const ONE_STOP_NS: u64 = 100_000_000;
 extern "C" fn on_stop(signal: libc::c_int) {
     // SAFETY: the location of the calling thread's errno is always valid.
     let errno = unsafe { *libc::__errno_location() };
-    let now = clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0);
+    let now = clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0).max(1);
     // SeqCst, as it happens at most a few times in the life of a process.
-    if STOP_SIGNAL.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-        STOPPED_NS.store(now, Ordering::SeqCst);
-        let one = 1_u64;
-        // SAFETY: the pointer is to eight live bytes, which is what an eventfd takes; write may be called in a handler.
-        unsafe { libc::write(STOP_EVENT.load(Ordering::SeqCst), (&raw const one).cast(), size_of::<u64>()) };
-    } else if now.saturating_sub(STOPPED_NS.load(Ordering::SeqCst)) > ONE_STOP_NS {
-        // SAFETY: no pointers; it may be called in a handler. Children end because this process does.
-        unsafe { libc::_exit(128 + signal) };
+    match STOPPED_NS.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(_) => {
+            STOP_SIGNAL.store(signal, Ordering::SeqCst);
+            let one = 1_u64;
+            // SAFETY: the pointer is to eight live bytes, which is what an eventfd takes; write may be called in a handler.
+            unsafe { libc::write(STOP_EVENT.load(Ordering::SeqCst), (&raw const one).cast(), size_of::<u64>()) };
+        }
+        Err(first) if now.saturating_sub(first) > ONE_STOP_NS => {
+            // SAFETY: no pointers; it may be called in a handler. Children end because this process does.
+            unsafe { libc::_exit(128 + signal) };
+        }
+        Err(_) => {}
     }
     // SAFETY: as above. The interrupted code must not see our errno.
     unsafe { *libc::__errno_location() = errno };

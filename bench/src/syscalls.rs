@@ -14,6 +14,7 @@ pub fn per_request(prepared: &Prepared, target: &Target, length: Duration) -> Re
     let list = pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     match counted_by_perf(&list, prepared, target, length) {
         Ok(count) => Ok((count, "perf")),
+        Err(no_perf) if crate::stop::is_asked() => Err(no_perf),
         Err(no_perf) => counted_by_strace(&pids, prepared, target, length)
             .map(|count| (count, "strace"))
             .map_err(|no_strace| format!("perf: {no_perf}; strace: {no_strace}")),
