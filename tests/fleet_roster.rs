@@ -200,15 +200,21 @@ fn the_command_line_lists_the_fleet_asks_it_and_removes_who_is_gone() {
     assert!(code == Some(1) && stderr.contains("no replica \"tt-b\""), "{stderr}");
 }
 
-/// A store that froze keeps the heartbeats of the living from each other; it kills nobody.
-#[test]
-fn while_the_store_is_frozen_replicas_are_what_they_were_and_the_roster_says_as_of_when() {
+/// Two replicas that know each other, by their copies too, and a store that froze since.
+fn acquainted_and_frozen() -> (Cluster, Gateway, Gateway) {
     let cluster = Cluster::start(|setup| setup);
     let (a, b) = (cluster.replica("tt-a"), cluster.replica("tt-b"));
     cluster.wait_live(&[&a, &b], 2, SOON);
     let copy = || std::fs::read_to_string(a.data_dir.join("roster.json")).unwrap_or_default();
     until("the copy to know both", SOON, || copy().contains("tt-b"));
     cluster.redis.freeze();
+    (cluster, a, b)
+}
+
+/// A store that froze keeps the heartbeats of the living from each other; it kills nobody.
+#[test]
+fn while_the_store_is_frozen_replicas_are_what_they_were_and_the_roster_says_as_of_when() {
+    let (cluster, a, b) = acquainted_and_frozen();
     until("the roster to be frozen", SOON, || fleet(&a)["degraded"] == true);
     let roster = fleet(&a);
     assert_eq!(standing(&a, "tt-b")["state"], "live", "{roster}");
@@ -252,12 +258,7 @@ fn while_the_store_is_frozen_replicas_are_what_they_were_and_the_roster_says_as_
 /// Without a store nobody knows who else there is: what those who are known say is no sum of the fleet.
 #[test]
 fn a_fleet_query_is_partial_while_the_store_does_not_say_who_there_is() {
-    let cluster = Cluster::start(|setup| setup);
-    let (a, b) = (cluster.replica("tt-a"), cluster.replica("tt-b"));
-    cluster.wait_live(&[&a, &b], 2, SOON);
-    let copy = || std::fs::read_to_string(a.data_dir.join("roster.json")).unwrap_or_default();
-    until("the copy to know both", SOON, || copy().contains("tt-b"));
-    cluster.redis.freeze();
+    let (cluster, a, b) = acquainted_and_frozen();
     let may_miss = "other replicas may be missing";
     let ask = |replica: &Gateway| {
         let answer = query(replica, "fleet=true");

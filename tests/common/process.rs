@@ -66,10 +66,15 @@ impl Process {
     pub fn wait_exit(&self, within: Duration) -> ExitStatus {
         let status = until_some("the process to exit", within, || self.exited());
         let deadline = Instant::now() + LAST_LINES;
-        while !self.followers.iter().all(JoinHandle::is_finished) && Instant::now() < deadline {
+        while !self.is_read() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
         status
+    }
+
+    /// Whether both outputs are closed and all that came is kept.
+    fn is_read(&self) -> bool {
+        self.followers.iter().all(JoinHandle::is_finished)
     }
 
     pub fn terminate(&self) {
@@ -148,6 +153,6 @@ pub fn run(command: &mut Command, within: Duration) -> (ExitStatus, String, Stri
     let process = Process::spawn(command);
     let status = until_some(&format!("{command:?} to end"), within, || process.exited());
     // its last lines may still be on the way; a grandchild that keeps a pipe open must not hang us, so no join
-    until("the output to be read", within, || process.followers.iter().all(JoinHandle::is_finished));
+    until("the output to be read", within, || process.is_read());
     (status, process.stdout.text(), process.stderr.text())
 }
